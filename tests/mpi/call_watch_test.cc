@@ -3,12 +3,14 @@
 
 #include "mpi/call_watch.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "mpi/abandonable.h"
@@ -36,6 +38,11 @@ int print_for_ever() {
   char text[64];
   while (true) rounds.fetch_add(static_cast<uint64_t>(std::snprintf(text, 64, "%f", 0.1)));
 }
+int write_for_ever() {
+  const int file = open("/dev/shm", O_TMPFILE | O_RDWR, 0600);
+  static const std::string page(1 << 20, 'x');
+  while (true) rounds.fetch_add(static_cast<uint64_t>(pwrite(file, page.data(), page.size(), 0)));
+}
 
 void expect_left(int (*call)()) {
   watch_calls_closely();
@@ -47,6 +54,12 @@ void expect_left(int (*call)()) {
 TEST(CallWatch, SleepingCallIsInterrupted) { expect_left(&sleep_for_ever); }
 TEST(CallWatch, LoopingCallIsInterrupted) { expect_left(&turn_for_ever); }
 TEST(CallWatch, CallLoopingThroughLibcIsInterruptedOutsideIt) { expect_left(&print_for_ever); }
+// Nearly always inside the system call, so it is left in the C library, after kPatientTicks.
+TEST(CallWatch, CallThatNearlyAlwaysWritesIsInterruptedBeforeThreeSeconds) {
+  const auto begin = std::chrono::steady_clock::now();
+  expect_left(&write_for_ever);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(3000));
+}
 
 // The library's threads block all signals.
 TEST(CallWatch, CallOfThreadThatBlocksSignalsIsInterrupted) {
