@@ -8,15 +8,6 @@
 #include "core/team/hierarchical_team.h"
 
 namespace dscomm {
-namespace {
-
-std::byte* offset(void* base, size_t bytes) { return static_cast<std::byte*>(base) + bytes; }
-
-void copy(void* out, const void* in, size_t bytes) {
-  if (bytes > 0) std::memcpy(out, in, bytes);
-}
-
-}  // namespace
 
 // The data goes first to the leader of slice 0 in the root's domain, then to the other domains,
 // then inside them. If the root is this leader, it sends to the other domains before its own.
@@ -36,7 +27,7 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
       DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, index_of(root), sub_call));
     if (index_ == 0)
       DSCOMM_RETURN_IF_ERROR(
-          outer(0).broadcast(data, chunk_count, dtype, root_domain, later(sub_call, 1)));
+          outer().broadcast(data, chunk_count, dtype, root_domain, later(sub_call, 1)));
     if (!root_is_beside)
       DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, 0, later(sub_call, 2)));
     begin += chunk_count;
@@ -79,7 +70,7 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
     }
     CallOptions across_call = later(sub_call, 1);
     across_call.chunks = &chunks;
-    DSCOMM_RETURN_IF_ERROR(outer(0).broadcast(buffer, count, dtype, root_domain, across_call));
+    DSCOMM_RETURN_IF_ERROR(outer().broadcast(buffer, count, dtype, root_domain, across_call));
   }
   while (spread < in_all) DSCOMM_RETURN_IF_ERROR(spread_next());
   return {};
@@ -103,19 +94,24 @@ Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, D
   if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
     return spread_overlapped(dtype, outs, counts, chunk, sub_call);
   note(Collective::kAllGather, "in steps", counts[rank_] * dtype_bytes(dtype));
-  size_t total = 0;
-  for (size_t count : counts) total += count;
+  const size_t total = std::reduce(counts.begin(), counts.end());
   if (total * dtype_bytes(dtype) <= options_.staging_bytes)
     return spread_packed(dtype, outs, counts, sub_call);
   DSCOMM_RETURN_IF_ERROR(gather_across(dtype, outs, counts, sub_call));
-  return spread_in_place(dtype, outs, counts, later(sub_call, 2));
+  const CallOptions last_call = later(sub_call, 2);
+  for (int domain = 0; domain < domain_count(); ++domain) {
+    if (domain == domain_) continue;
+    for (int first = 0; member(domain, first) >= 0; first += local_count())
+      DSCOMM_RETURN_IF_ERROR(spread_blocks(dtype, outs, counts, domain, first, local_count(), 0,
+                                           SIZE_MAX, last_call));
+  }
+  return {};
 }
 
 // Each outer call carries the blocks of `least_domain_` ranks of each domain. The received part of
 // each block is distributed while the rest travels. Each rank already has all blocks of its own
 // domain.
-Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
-                                           std::span<const size_t> counts, size_t chunk,
+Status HierarchicalTeam::spread_overlapped(DType dtype, Outputs outs, Counts counts, size_t chunk,
                                            const CallOptions& sub_call) {
   note(Collective::kAllGather, "overlapped", counts[rank_] * dtype_bytes(dtype));
   const CallOptions later_call = later(sub_call, 2);
@@ -154,8 +150,8 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> o
     if (index_ < least_domain_ && (is_first || slice_elements > 0)) {
       CallOptions across_call = later(sub_call, 1);
       across_call.chunks = &chunks;
-      DSCOMM_RETURN_IF_ERROR(led_.front().team->all_gather(
-          across[domain_], across_counts[domain_], dtype, across, across_counts, across_call));
+      DSCOMM_RETURN_IF_ERROR(outer().all_gather(across[domain_], across_counts[domain_], dtype,
+                                                across, across_counts, across_call));
     }
     while (spread < most) DSCOMM_RETURN_IF_ERROR(spread_next());
   }
@@ -164,8 +160,7 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> o
 
 // All-gathers, in each slice that this rank leads, the blocks of the slice's destinations into
 // `blocks` (by rank). This rank's own block is already there.
-Status HierarchicalTeam::gather_across(DType dtype, std::span<void* const> blocks,
-                                       std::span<const size_t> counts,
+Status HierarchicalTeam::gather_across(DType dtype, Outputs blocks, Counts counts,
                                        const CallOptions& sub_call) {
   std::vector<void*> outs(domains_.size());
   std::vector<size_t> out_counts(domains_.size());
@@ -184,8 +179,7 @@ Status HierarchicalTeam::gather_across(DType dtype, std::span<void* const> block
   return {};
 }
 
-Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
-                                       std::span<const size_t> counts,
+Status HierarchicalTeam::spread_packed(DType dtype, Outputs outs, Counts counts,
                                        const CallOptions& sub_call) {
   const size_t element_bytes = dtype_bytes(dtype);
   size_t foreign_count = 0;
@@ -198,12 +192,12 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   std::vector<void*> regions;
   std::vector<size_t> region_counts;
   std::byte* cursor = packed;
-  for (const std::vector<Destination>& destinations : destinations_) {
+  for (const std::vector<int>& destinations : destinations_) {
     std::byte* region = cursor;
-    for (const Destination& destination : destinations) {
-      if (destination.domain == domain_) continue;
-      blocks[destination.rank] = cursor;
-      cursor += counts[destination.rank] * element_bytes;
+    for (int rank : destinations) {
+      if (domain_of(rank) == domain_) continue;
+      blocks[rank] = cursor;
+      cursor += counts[rank] * element_bytes;
     }
     regions.push_back(region);
     region_counts.push_back(static_cast<size_t>(cursor - region) / element_bytes);
@@ -213,28 +207,15 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   DSCOMM_RETURN_IF_ERROR(inner_->all_gather(regions[index_], region_counts[index_], dtype, regions,
                                             region_counts, later(sub_call, 2)));
   for (size_t rank = 0; rank < counts.size(); ++rank)
-    if (domain_of_[rank] != domain_) copy(outs[rank], blocks[rank], counts[rank] * element_bytes);
-  return {};
-}
-
-// Distributes inside the blocks of other domains that leaders have, from their places in `outs`.
-Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> outs,
-                                         std::span<const size_t> counts,
-                                         const CallOptions& sub_call) {
-  for (int domain = 0; domain < domain_count(); ++domain) {
-    if (domain == domain_) continue;
-    for (int first = 0; member(domain, first) >= 0; first += local_count())
-      DSCOMM_RETURN_IF_ERROR(
-          spread_blocks(dtype, outs, counts, domain, first, local_count(), 0, SIZE_MAX, sub_call));
-  }
+    if (domain_of_[rank] != domain_ && counts[rank] > 0)
+      std::memcpy(outs[rank], blocks[rank], counts[rank] * element_bytes);
   return {};
 }
 
 // The first `width` ranks of this domain each have one block of another domain. Distributes `chunk`
 // elements of each block, from `begin` on.
-Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
-                                       std::span<const size_t> counts, int domain, int first,
-                                       int width, size_t begin, size_t chunk,
+Status HierarchicalTeam::spread_blocks(DType dtype, Outputs outs, Counts counts, int domain,
+                                       int first, int width, size_t begin, size_t chunk,
                                        const CallOptions& sub_call) {
   std::vector<void*> round_outs(members().size());
   std::vector<size_t> round_counts(members().size());
@@ -242,7 +223,8 @@ Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
   for (int local = 0; local < width; ++local) {
     const int rank = member(domain, first + local);
     const size_t count = rank >= 0 ? in_chunk(counts[rank], begin, chunk) : 0;
-    round_outs[local] = count > 0 ? offset(outs[rank], begin * dtype_bytes(dtype)) : nullptr;
+    if (count > 0)
+      round_outs[local] = static_cast<std::byte*>(outs[rank]) + begin * dtype_bytes(dtype);
     round_counts[local] = count;
     elements += count;
   }
@@ -253,23 +235,17 @@ Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
 
 // Gather, scatter and all_to_all split their lists: inside() is for the ranks of this domain,
 // outside() for all others.
-std::vector<size_t> HierarchicalTeam::inside(std::span<const size_t> counts) const {
-  std::vector<size_t> chosen;
+template <typename Entry>
+std::vector<Entry> HierarchicalTeam::inside(std::span<Entry const> entries) const {
+  std::vector<Entry> chosen;
   for (int rank : members())
-    if (!counts.empty()) chosen.push_back(counts[rank]);
+    if (!entries.empty()) chosen.push_back(entries[rank]);
   return chosen;
 }
-std::vector<size_t> HierarchicalTeam::outside(std::span<const size_t> counts) const {
+std::vector<size_t> HierarchicalTeam::outside(Counts counts) const {
   std::vector<size_t> chosen(counts.begin(), counts.end());
   for (int rank : members())
     if (!counts.empty()) chosen[rank] = 0;
-  return chosen;
-}
-template <typename Pointer>
-std::vector<Pointer> HierarchicalTeam::inside(std::span<Pointer const> blocks) const {
-  std::vector<Pointer> chosen;
-  for (int rank : members())
-    if (!blocks.empty()) chosen.push_back(blocks[rank]);
   return chosen;
 }
 
@@ -282,7 +258,7 @@ Status HierarchicalTeam::exchange_blocks(const CallOptions& sub_call, const Call
   const std::function<Status()> agree = [&]() -> Status {
     DSCOMM_RETURN_IF_ERROR(call_inner());
     if (index_ != 0 || options_.compare_calls) return {};
-    return outer(0).barrier(later(sub_call, 1));
+    return outer().barrier(later(sub_call, 1));
   };
   CallOptions options = later(sub_call, 2);
   options.domains = &domain_of_;
@@ -352,7 +328,7 @@ Status HierarchicalTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs ou
 Status HierarchicalTeam::run_barrier(const CallOptions& sub_call) {
   note(Collective::kBarrier, "in steps", 0);
   DSCOMM_RETURN_IF_ERROR(inner_->barrier(sub_call));
-  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(later(sub_call, 1)));
+  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer().barrier(later(sub_call, 1)));
   return inner_->barrier(later(sub_call, 2));
 }
 

@@ -139,7 +139,7 @@ size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes, si
 
 size_t HierarchicalTeam::overlapped_chunk(const Slicing& slicing, const Levels& levels,
                                           bool is_in_place) const {
-  const size_t least_bytes = led_.front().team->least_chunk_bytes();
+  const size_t least_bytes = outer().least_chunk_bytes();
   const size_t chunk = overlapped_chunk(slicing.count(0), levels.sum_bytes(), least_bytes,
                                         is_in_place ? 2 : kLeastChunksOfRings);
   if (is_in_place || chunk == 0) return chunk;
@@ -153,7 +153,7 @@ size_t HierarchicalTeam::overlapped_chunk(const Slicing& slicing, const Levels& 
 }
 
 size_t HierarchicalTeam::ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes) const {
-  const size_t unit = 4 * (led_.front().team->piece_bytes() / element_bytes);
+  const size_t unit = 4 * (outer().piece_bytes() / element_bytes);
   const bool has_power = unit == 0 || chunk < unit;
   const size_t less = has_power ? std::bit_floor(chunk) : chunk - chunk % unit;
   if (less * element_bytes >= least_bytes) return less;
@@ -252,12 +252,12 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   if (me == 0 || slicing.count(me) > 0) {
     CallOptions across = later(sub_call, 1);
     across.chunks = &chunks;
-    Team& team = *led_.front().team;
     const size_t count = slicing.count(me);
     std::byte* mine = is_in_place ? out + slicing.begin(me) * element_bytes : ring;
-    DSCOMM_RETURN_IF_ERROR(has_root ? team.reduce(mine, gets_results ? mine : nullptr, count,
-                                                  levels.outer, domain_of(root), across)
-                                    : team.all_reduce(mine, mine, count, levels.outer, across));
+    DSCOMM_RETURN_IF_ERROR(
+        has_root ? outer().reduce(mine, gets_results ? mine : nullptr, count, levels.outer,
+                                  domain_of(root), across)
+                 : outer().all_reduce(mine, mine, count, levels.outer, across));
   }
   while (spread < in_all) DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
   return {};
@@ -275,10 +275,8 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
 
   const CallOptions last_call = later(sub_call, 2);
   const size_t element_bytes = levels.element_bytes();
-  const size_t chunk_bytes = std::max(
-      options_.staging_bytes, levels.is_widened ? 0
-                                                : 2 * led_.front().team->least_chunk_bytes() *
-                                                      static_cast<size_t>(slice_count_));
+  const size_t least_bytes = 2 * outer().least_chunk_bytes() * static_cast<size_t>(slice_count_);
+  const size_t chunk_bytes = std::max(options_.staging_bytes, levels.is_widened ? 0 : least_bytes);
   const size_t chunk = std::max<size_t>(chunk_bytes / levels.sum_bytes(), 1);
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
@@ -363,6 +361,30 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
   return {};
 }
 
+// Packs `chunk` elements of each block, from `begin` on. The region of a leader has the blocks of
+// its destinations.
+void HierarchicalTeam::pack(Inputs ins, Counts counts, size_t begin, size_t chunk,
+                            const Levels& levels, std::byte* packed,
+                            std::vector<const void*>* regions,
+                            std::vector<size_t>* region_counts) const {
+  for (size_t local = 0; local < destinations_.size(); ++local) {
+    (*regions)[local] = packed;
+    (*region_counts)[local] = 0;
+    for (int rank : destinations_[local]) {
+      const size_t count = in_chunk(counts[rank], begin, chunk);
+      if (count == 0) continue;
+      const auto* values =
+          static_cast<const std::byte*>(ins[rank]) + begin * levels.element_bytes();
+      if (levels.is_widened)
+        widen(reinterpret_cast<float*>(packed), values, count, levels.whole.dtype);
+      else
+        std::memcpy(packed, values, count * levels.sum_bytes());
+      packed += count * levels.sum_bytes();
+      (*region_counts)[local] += count;
+    }
+  }
+}
+
 // The block for a rank travels in the slice of its local rank, whose leader in its domain is this
 // rank. For each chunk of all blocks: pack by leader; reduce-scatter inside, so that each leader
 // has its domain's sums for the destinations of its slices; reduce-scatter across.
@@ -375,7 +397,7 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
   // Among many domains, chunks of blocks would be too short. So staging grows with the number of
   // ranks, up to a limit.
   const size_t chunk_bytes =
-      std::clamp(led_.front().team->least_chunk_bytes() * static_cast<size_t>(slice_count_),
+      std::clamp(outer().least_chunk_bytes() * static_cast<size_t>(slice_count_),
                  options_.staging_bytes, kMostStaging * options_.staging_bytes);
   const size_t chunk = std::max<size_t>(chunk_bytes / (sum_bytes * counts.size()), 1);
   if (overlaps_ && is_even() && counts.size() <= kMostOverlappedBlocks && chunk >= kLeastChunk &&
@@ -384,8 +406,6 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
                                          sub_call);
   note(Collective::kReduceScatter, "in steps",
        std::reduce(counts.begin(), counts.end()) * element_bytes);
-  std::vector<std::byte*> place(counts.size());  // by rank
-  std::vector<size_t> block_count(counts.size());
   std::vector<const void*> regions(members().size());
   std::vector<size_t> region_counts(members().size());
   std::vector<const void*> across(domains_.size());
@@ -394,49 +414,32 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
   size_t begin = 0;
   do {
     size_t packed_count = 0;
-    for (size_t rank = 0; rank < counts.size(); ++rank) {
-      block_count[rank] = in_chunk(counts[rank], begin, chunk);
-      packed_count += block_count[rank];
-    }
+    for (size_t count : counts) packed_count += in_chunk(count, begin, chunk);
     DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, packed_count * sum_bytes));
-    std::byte* cursor = packed;
-    for (size_t local = 0; local < members().size(); ++local) {
-      std::byte* region = cursor;
-      for (const Destination& destination : destinations_[local]) {
-        const int rank = destination.rank;
-        place[rank] = cursor;
-        if (block_count[rank] == 0) continue;
-        const auto* values = static_cast<const std::byte*>(ins[rank]) + begin * element_bytes;
-        if (levels.is_widened) {
-          widen(reinterpret_cast<float*>(cursor), values, block_count[rank], reduction.dtype);
-        } else {
-          std::memcpy(cursor, values, block_count[rank] * sum_bytes);
-        }
-        cursor += block_count[rank] * sum_bytes;
-      }
-      regions[local] = region;
-      region_counts[local] = static_cast<size_t>(cursor - region) / sum_bytes;
-    }
-    auto* mine = const_cast<void*>(regions[index_]);  // ours, in staging
+    pack(ins, counts, begin, chunk, levels, packed, &regions, &region_counts);
+    auto* block = static_cast<std::byte*>(const_cast<void*>(regions[index_]));  // ours, in staging
     DSCOMM_RETURN_IF_ERROR(
-        inner_->reduce_scatter(regions, region_counts, mine, levels.inner, sub_call));
+        inner_->reduce_scatter(regions, region_counts, block, levels.inner, sub_call));
 
+    std::byte* own_block = nullptr;
     for (LedSlice& slice : led_) {
       size_t slice_elements = 0;
       for (int domain = 0; domain < domain_count(); ++domain) {
         const int rank = member(domain, slice.index);
-        across[domain] = rank >= 0 ? place[rank] : nullptr;
-        across_counts[domain] = rank >= 0 ? block_count[rank] : 0;
+        if (rank == rank_) own_block = block;
+        across[domain] = block;
+        across_counts[domain] = rank >= 0 ? in_chunk(counts[rank], begin, chunk) : 0;
         slice_elements += across_counts[domain];
+        block += across_counts[domain] * sum_bytes;
       }
       if (slice.index > 0 && slice_elements == 0) continue;
       // This rank's block is in the slice of its local rank; the other slices have nothing for it.
-      std::byte* sums = slice.index == index_ ? place[rank_] : nullptr;
+      std::byte* sums = slice.index == index_ ? own_block : nullptr;
       DSCOMM_RETURN_IF_ERROR(slice.team->reduce_scatter(across, across_counts, sums, levels.outer,
                                                         later(sub_call, 1)));
     }
-    if (const size_t own_count = block_count[rank_]; own_count > 0)
-      make_results(place[rank_], out + begin * element_bytes, own_count, levels);
+    if (const size_t own_count = in_chunk(counts[rank_], begin, chunk); own_count > 0)
+      make_results(own_block, out + begin * element_bytes, own_count, levels);
     begin += chunk;
   } while (begin < most);
   return {};
@@ -445,10 +448,8 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
 // One outer call; meanwhile, chunks are packed and reduced inside. The sums of a domain are in
 // rings, one for the block of each domain's rank of this slice. Results go directly to `out`;
 // widened results go through one more ring.
-Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* const> ins,
-                                                       std::span<const size_t> counts,
-                                                       std::byte* out, size_t chunk,
-                                                       const Levels& levels,
+Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out,
+                                                       size_t chunk, const Levels& levels,
                                                        const CallOptions& sub_call) {
   const CallOptions later_call = later(sub_call, 2);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
@@ -465,33 +466,16 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   size_t reduced = 0;  // chunks
   const auto reduce_next = [&]() -> Status {
     const size_t begin = reduced * chunk;
-    const auto block = [&](int rank) { return in_chunk(counts[rank], begin, chunk); };
-    std::byte* cursor = packed;
-    for (size_t local = 0; local < members().size(); ++local) {
-      regions[local] = cursor;
-      region_counts[local] = 0;
-      for (const Destination& destination : destinations_[local]) {
-        const size_t count = block(destination.rank);
-        if (count == 0) continue;
-        const auto* values =
-            static_cast<const std::byte*>(ins[destination.rank]) + begin * element_bytes;
-        if (levels.is_widened)
-          widen(reinterpret_cast<float*>(cursor), values, count, levels.whole.dtype);
-        else
-          std::memcpy(cursor, values, count * sum_bytes);
-        cursor += count * sum_bytes;
-        region_counts[local] += count;
-      }
-    }
+    pack(ins, counts, begin, chunk, levels, packed, &regions, &region_counts);
     auto* sums = static_cast<std::byte*>(const_cast<void*>(regions[me]));  // ours, in staging
     // The members of a domain may be waiting across, which is a later step, but for the first
     // chunk.
     DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(regions, region_counts, sums, levels.inner,
                                                   reduced == 0 ? sub_call : later_call));
-    for (const Destination& destination : destinations_[me]) {
-      const size_t count = block(destination.rank);
+    for (int rank : destinations_[me]) {
+      const size_t count = in_chunk(counts[rank], begin, chunk);
       if (count == 0) continue;
-      std::byte* at = rings + destination.domain * ring_bytes + begin % ring * sum_bytes;
+      std::byte* at = rings + domain_of(rank) * ring_bytes + begin % ring * sum_bytes;
       std::memcpy(at, sums, count * sum_bytes);
       sums += count * sum_bytes;
     }
@@ -532,8 +516,8 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   if (index_ == 0 || slice_elements > 0) {
     CallOptions across_call = later(sub_call, 1);
     across_call.chunks = &chunks;
-    DSCOMM_RETURN_IF_ERROR(led_.front().team->reduce_scatter(across, across_counts, results,
-                                                             levels.outer, across_call));
+    DSCOMM_RETURN_IF_ERROR(
+        outer().reduce_scatter(across, across_counts, results, levels.outer, across_call));
   }
   while (reduced < in_all) DSCOMM_RETURN_IF_ERROR(reduce_next());
   if (!levels.is_widened) make_results(out, out, counts[rank_], levels);

@@ -4,9 +4,9 @@
 #include "core/team/hierarchical_team.h"
 
 #include <algorithm>
-#include <chrono>
 #include <new>
 #include <numeric>
+#include <ranges>
 
 #include "core/base/format.h"
 #include "core/team/mismatch.h"
@@ -37,10 +37,14 @@ Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
                      rank_count - 1);
 }
 
-Result<std::unique_ptr<Team>> make_team(const std::vector<int>& ranks, const TeamFactory& factory,
-                                        const std::string& name) {
+// `index` is this rank's position in `ranks`.
+Result<std::unique_ptr<Team>> make_team(const std::vector<int>& ranks, int index,
+                                        const TeamFactory& factory, const std::string& name) {
   if (ranks.size() == 1) return std::unique_ptr<Team>(std::make_unique<SelfTeam>());
-  return factory(ranks, name);
+  DSCOMM_ASSIGN_OR_RETURN(std::unique_ptr<Team> team, factory(ranks, name));
+  DSCOMM_CHECK(team->rank() == index && team->size() == static_cast<int>(ranks.size()),
+               "a Team numbers its ranks as they are listed");
+  return team;
 }
 
 }  // namespace
@@ -59,14 +63,11 @@ Result<std::unique_ptr<HierarchicalTeam>> HierarchicalTeam::make(
 HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domains,
                                    HierarchyOptions options)
     : rank_(rank), domains_(std::move(domains)), options_(std::move(options)) {
-  size_t rank_count = 0;
-  for (const std::vector<int>& domain : domains_) {
-    rank_count += domain.size();
-    slice_count_ = std::max(slice_count_, static_cast<int>(domain.size()));
-  }
-  least_domain_ = slice_count_;
-  for (const std::vector<int>& domain : domains_)
-    least_domain_ = std::min(least_domain_, static_cast<int>(domain.size()));
+  const auto sizes = domains_ | std::views::transform(std::ranges::size);
+  const auto [least, most] = std::ranges::minmax(sizes);
+  least_domain_ = static_cast<int>(least);
+  slice_count_ = static_cast<int>(most);
+  const size_t rank_count = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
   domain_of_.resize(rank_count);
   index_of_.resize(rank_count);
   for (int domain = 0; domain < domain_count(); ++domain) {
@@ -82,7 +83,7 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
   for (int slice = 0; slice < slice_count_; ++slice)
     for (int domain = 0; domain < domain_count(); ++domain)
       if (int destination = member(domain, slice); destination >= 0)
-        destinations_[slice % local_count()].push_back({domain, destination});
+        destinations_[slice % local_count()].push_back(destination);
 }
 
 HierarchicalTeam::~HierarchicalTeam() {
@@ -92,30 +93,24 @@ HierarchicalTeam::~HierarchicalTeam() {
 Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer) {
   const std::string& name = options_.name;
   DSCOMM_ASSIGN_OR_RETURN(
-      inner_, make_team(members(), make_inner, format_text("{}/domain{}", name, domain_)));
+      inner_, make_team(members(), index_, make_inner, format_text("{}/domain{}", name, domain_)));
   teams_.push_back(inner_.get());
-  DSCOMM_CHECK(inner_->rank() == index_ && inner_->size() == local_count(),
-               "a Team numbers its ranks as they are listed");
 
   for (int slice = index_; slice < slice_count_; slice += local_count()) {
     std::vector<int> leaders;
     for (const std::vector<int>& domain : domains_)
       leaders.push_back(domain[slice % domain.size()]);
-    DSCOMM_ASSIGN_OR_RETURN(auto across,
-                            make_team(leaders, make_outer, format_text("{}/slice{}", name, slice)));
+    DSCOMM_ASSIGN_OR_RETURN(auto across, make_team(leaders, domain_, make_outer,
+                                                   format_text("{}/slice{}", name, slice)));
     teams_.push_back(across.get());
     led_.push_back({slice, std::move(across)});
-    DSCOMM_CHECK(led_.back().team->rank() == domain_ && led_.back().team->size() == domain_count(),
-                 "a Team numbers its ranks as they are listed");
   }
   std::vector<int> everyone(domain_of_.size());
   std::iota(everyone.begin(), everyone.end(), 0);
-  DSCOMM_ASSIGN_OR_RETURN(direct_, make_team(everyone, make_outer, name + kDirect));
+  DSCOMM_ASSIGN_OR_RETURN(direct_, make_team(everyone, rank_, make_outer, name + kDirect));
   teams_.push_back(direct_.get());
-  DSCOMM_CHECK(direct_->rank() == rank_ && direct_->size() == size(),
-               "a Team numbers its ranks as they are listed");
   set_parent(this);
-  overlaps_ = led_.front().team->takes_chunks();
+  overlaps_ = outer().takes_chunks();
   tally_ = CallTally::make(options_.group, format_text("hierarchical, {} ranks", size()));
   return {};
 }
@@ -129,17 +124,12 @@ std::string HierarchicalTeam::describe() const {
   for (const std::vector<int>& domain : domains_)
     sizes += format_text("{}{}", sizes.empty() ? "" : "+", domain.size());
   return format_text("hierarchical, {} ranks in domains of {}: inside ({}), across ({})", size(),
-                     sizes, inner_->describe(), led_.front().team->describe());
+                     sizes, inner_->describe(), outer().describe());
 }
 
 int HierarchicalTeam::member(int domain, int index) const {
   const std::vector<int>& ranks = domains_[domain];
   return static_cast<size_t>(index) < ranks.size() ? ranks[index] : -1;
-}
-
-Team& HierarchicalTeam::outer(int slice) {
-  DSCOMM_CHECK(slice % local_count() == index_, "only a slice's leader calls its Team");
-  return *led_[slice / local_count()].team;
 }
 
 Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {

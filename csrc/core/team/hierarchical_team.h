@@ -157,12 +157,6 @@ class HierarchicalTeam final : public Team {
     int index;
     std::unique_ptr<Team> team;
   };
-  // A destination of a reduce_scatter or all_gather. Its data crosses domains in the slice whose
-  // number is its local rank.
-  struct Destination {
-    int domain;
-    int rank;
-  };
   class Slicing;
   struct Levels;
 
@@ -208,33 +202,29 @@ class HierarchicalTeam final : public Team {
   size_t overlapped_chunk(const Slicing& slicing, const Levels& levels, bool is_in_place) const;
   // `chunk`, rounded down to a size that rings allow, or rounded up if that is below `least_bytes`.
   size_t ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes = 0) const;
-  Status run_reduce_scatter_overlapped(std::span<const void* const> ins,
-                                       std::span<const size_t> counts, std::byte* out, size_t chunk,
+  Status run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out, size_t chunk,
                                        const Levels& levels, const CallOptions& sub_call);
   Status run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype, int root,
                                   size_t chunk, const CallOptions& sub_call);
-  Status spread_overlapped(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                           size_t chunk, const CallOptions& sub_call);
+  Status spread_overlapped(DType dtype, Outputs outs, Counts counts, size_t chunk,
+                           const CallOptions& sub_call);
   // Steps that algorithms share; see their definitions.
   Status reduce_slices(const std::byte* values, std::byte* sums, std::byte* results,
                        const Slicing& slicing, const Levels& levels, int root_domain,
                        const CallOptions& sub_call);
   void make_results(std::byte* sums, std::byte* results, size_t count, const Levels& levels) const;
-  Status spread_packed(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                       const CallOptions& sub_call);
-  Status spread_in_place(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                         const CallOptions& sub_call);
-  Status spread_blocks(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                       int domain, int first, int width, size_t begin, size_t chunk,
-                       const CallOptions& sub_call);
-  Status gather_across(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
-                       const CallOptions& sub_call);
+  void pack(Inputs ins, Counts counts, size_t begin, size_t chunk, const Levels& levels,
+            std::byte* packed, std::vector<const void*>* regions,
+            std::vector<size_t>* region_counts) const;
+  Status spread_packed(DType dtype, Outputs outs, Counts counts, const CallOptions& sub_call);
+  Status spread_blocks(DType dtype, Outputs outs, Counts counts, int domain, int first, int width,
+                       size_t begin, size_t chunk, const CallOptions& sub_call);
+  Status gather_across(DType dtype, Outputs blocks, Counts counts, const CallOptions& sub_call);
   // inside(): the entries of this domain's ranks, by local rank. outside(): all entries, with 0 for
   // these ranks. Both return an empty list for an empty list.
-  template <typename Pointer>
-  std::vector<Pointer> inside(std::span<Pointer const> blocks) const;
-  std::vector<size_t> inside(std::span<const size_t> counts) const;
-  std::vector<size_t> outside(std::span<const size_t> counts) const;
+  template <typename Entry>
+  std::vector<Entry> inside(std::span<Entry const> entries) const;
+  std::vector<size_t> outside(Counts counts) const;
   Status agree_inside(const CallOptions& sub_call);
   template <typename CallInner, typename CallDirect>
   Status exchange_blocks(const CallOptions& sub_call, const CallInner& call_inner,
@@ -253,8 +243,8 @@ class HierarchicalTeam final : public Team {
   int member(int domain, int index) const;
   int domain_of(int rank) const { return domain_of_[rank]; }
   int index_of(int rank) const { return index_of_[rank]; }
-  // The outer Team of a slice that this rank leads.
-  Team& outer(int slice);
+  // The outer Team of the first slice that this rank leads.
+  Team& outer() const { return *led_.front().team; }
   // One of two buffers of at least this size. Its contents are valid until the next call for the
   // same buffer.
   Result<std::byte*> staging(int which, size_t bytes);
@@ -270,9 +260,10 @@ class HierarchicalTeam final : public Team {
   int least_domain_ = 0;   // ranks of the smallest domain
   bool overlaps_ = false;  // takes_chunks() of the outer Teams
 
-  // By local rank: the destinations of the slices that this local rank leads, by slice and then by
-  // domain.
-  std::vector<std::vector<Destination>> destinations_;
+  // By local rank: the destinations of a reduce_scatter or all_gather in the slices that this local
+  // rank leads, by slice and then by domain. The data of a destination crosses domains in the slice
+  // whose number is its local rank.
+  std::vector<std::vector<int>> destinations_;
 
   CallRecord call_;  // the call in progress
   CallOptions sub_call_options_{Deadline::after(std::chrono::milliseconds(0))};  // of its sub-calls
