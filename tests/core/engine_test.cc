@@ -500,6 +500,12 @@ TEST(Engine, DecliningRankFailsOthersWithItsCause) {
   });
 }
 
+std::atomic<int> ended_threads{0};
+
+struct CountsEndOfThread {
+  ~CountsEndOfThread() { ++ended_threads; }
+};
+
 TEST(WorkerPool, GrowsWithBlockedTasksAndShrinksWhenIdle) {
   WorkerPool pool(milliseconds(20));
   std::promise<void> release;
@@ -507,14 +513,15 @@ TEST(WorkerPool, GrowsWithBlockedTasksAndShrinksWhenIdle) {
   std::atomic<int> started{0};
   for (int i = 0; i < 5; ++i)
     ASSERT_TRUE(pool.submit([&, released] {
+                      thread_local CountsEndOfThread end;
                       ++started;
                       released.wait();
                     })
                     .ok());
-  while (started < 5) std::this_thread::yield();
-  EXPECT_EQ(pool.thread_count(), 5u);
+  while (started < 5) std::this_thread::yield();  // five threads, as each task blocks its own
+  EXPECT_EQ(ended_threads, 0);
   release.set_value();
-  while (pool.thread_count() > 0) std::this_thread::sleep_for(milliseconds(5));
+  while (ended_threads < 5) std::this_thread::sleep_for(milliseconds(5));
 }
 
 }  // namespace

@@ -30,11 +30,6 @@ Status WorkerPool::submit(std::function<void()> task) {
   return {};
 }
 
-size_t WorkerPool::thread_count() const {
-  std::lock_guard lock(mutex_);
-  return threads_;
-}
-
 void WorkerPool::work() {
   pthread_setname_np(pthread_self(), "dscomm-worker");
   std::unique_lock lock(mutex_);

@@ -22,14 +22,12 @@ class WorkerPool {
 
   // kResource if the system refuses a thread; the task is then dropped.
   Status submit(std::function<void()> task);
-  // Threads alive now, for tests.
-  size_t thread_count() const;
 
  private:
   void work();
 
   const std::chrono::milliseconds idle_time_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable arrived_, ended_;
   std::deque<std::function<void()>> tasks_;
   size_t threads_ = 0, idle_ = 0;
