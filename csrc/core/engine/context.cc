@@ -17,11 +17,6 @@ constexpr std::chrono::milliseconds kFlushLimit{1000};
 
 }  // namespace
 
-std::mutex Context::process_mutex_;
-// Never destroyed: groups, tensors and threads may outlive static destructors.
-std::shared_ptr<Context>* Context::process_context_ = nullptr;
-
-Context::Context() = default;
 Context::~Context() {
   // Threads first: they use the rest.
   workers_.reset();
@@ -109,37 +104,12 @@ std::shared_ptr<Group> Context::first_group(uintptr_t world) const {
   return found == worlds_.end() ? nullptr : found->second.lock();
 }
 
-LocalRanks Context::local_ranks(uintptr_t world, const std::vector<int>& global_ranks,
-                                const std::string& name) const {
-  std::shared_ptr<Group> first = first_group(world);
-  return first == nullptr ? LocalRanks() : first->local_ranks(global_ranks, name);
-}
-
-Status Context::formed_without_this(uintptr_t world, const std::vector<int>& global_ranks,
-                                    uint64_t number) const {
-  std::shared_ptr<Group> first = first_group(world);
-  return first == nullptr ? Status() : first->formed_without_this(global_ranks, number);
-}
-
 void Context::note_formed(uintptr_t world, const std::string& name, uint64_t number) {
   if (std::shared_ptr<Group> first = first_group(world); first != nullptr) first->note_formed(name);
   if (number == 0) return;
   std::lock_guard lock(worlds_mutex_);
   std::atomic<uint64_t>& next = arena_->header().formed[formed_++ % kFormedGroups];
   next.store(number, std::memory_order_release);  // pairs with Group::formed_without_this()
-}
-
-Status Context::gone(uintptr_t world, const std::vector<int>& global_ranks) const {
-  std::shared_ptr<Group> first = first_group(world);
-  if (first == nullptr) return {};
-  // Other ranks may have left because of a death, so deaths are checked first.
-  Status left;
-  for (int rank : global_ranks) {
-    Status gone = first->gone(rank);
-    if (gone.code() == Code::kPeerDied) return gone;
-    if (left.ok()) left = std::move(gone);
-  }
-  return left;
 }
 
 Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& request,

@@ -60,20 +60,12 @@ class Context {
                                                std::shared_ptr<Store> store,
                                                const Deadline& deadline);
 
-  // The default group of a world, or else its first group, knows which of the processes of later
-  // groups are alive.
   void add_group(uintptr_t world, bool is_default, std::weak_ptr<Group> group);
-  // Which of these global ranks, by position in the list, are on this host, if known.
-  LocalRanks local_ranks(uintptr_t world, const std::vector<int>& global_ranks,
-                         const std::string& name) const;
-  // See Group::formed_without_this().
-  Status formed_without_this(uintptr_t world, const std::vector<int>& global_ranks,
-                             uint64_t number) const;
+  // The default group of a world, or else its first group, which knows which of the processes of
+  // later groups are alive; null if it has none.
+  std::shared_ptr<Group> first_group(uintptr_t world) const;
   // Group `name` was formed with this number; 0: the others formed it without this process.
   void note_formed(uintptr_t world, const std::string& name, uint64_t number);
-  // The departure or death of the first of these global ranks whose process is known to have ended;
-  // else OK.
-  Status gone(uintptr_t world, const std::vector<int>& global_ranks) const;
 
   // A group has failed, or an unhandled exception ends the process. Any thread.
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }  // orders nothing
@@ -86,15 +78,15 @@ class Context {
   Status check_process() const;
 
  private:
-  Context();
+  Context() = default;
   // In fork.cc.
   static Status handle_forks();
   static void after_fork_in_child();
   void note_process();
-  std::shared_ptr<Group> first_group(uintptr_t world) const;
 
-  static std::mutex process_mutex_;
-  static std::shared_ptr<Context>* process_context_;
+  inline static std::mutex process_mutex_;
+  // Never destroyed: groups, tensors and threads may outlive static destructors.
+  inline static std::shared_ptr<Context>* process_context_ = nullptr;
 
   Settings settings_;
   std::unique_ptr<Topology> topology_;

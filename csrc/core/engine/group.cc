@@ -114,14 +114,20 @@ Status Group::form(std::shared_ptr<Store> store) {
   message_port_ = context_->point_to_point().open_port();
   FormationRequest request = formation_request(options_);
   request.message_port = message_port_;
-  request.local = options_.global_ranks.empty()
-                      ? local_ranks_of_launcher(options_.rank, options_.size, options_.name)
-                      : context_->local_ranks(options_.world, options_.global_ranks, options_.name);
-  request.gone = [this] { return context_->gone(options_.world, options_.global_ranks); };
+  const auto first_group = [this] { return context_->first_group(options_.world); };
+  if (options_.global_ranks.empty())
+    request.local = local_ranks_of_launcher(options_.rank, options_.size, options_.name);
+  else if (const std::shared_ptr<Group> first = first_group(); first != nullptr)
+    request.local = first->local_ranks(options_.global_ranks, options_.name);
   const std::string& key = request.local.group;
   const uint64_t number = key.empty() ? 0 : std::hash<std::string>()(key);
-  request.formed = [this, number] {
-    return context_->formed_without_this(options_.world, options_.global_ranks, number);
+  request.gone = [this, first_group] {
+    const std::shared_ptr<Group> first = first_group();
+    return first == nullptr ? Status() : first->gone(options_.global_ranks);
+  };
+  request.formed = [this, first_group, number] {
+    const std::shared_ptr<Group> first = first_group();
+    return first == nullptr ? Status() : first->formed_without_this(options_.global_ranks, number);
   };
   const TransportFinder find_transport = [this, &store](const TransportRequest& asked,
                                                         const Deadline& deadline) {
@@ -272,20 +278,9 @@ Status Group::refuse(const Status& cause) {
   return told(cause, had_ended);
 }
 
+// Records, once, the error that ended the group; an abort by the user is not a failure.
 void Group::note_failure(const Status& status) {
   if (!failure().ok()) has_ended_.store(true, std::memory_order_relaxed);
-  record_failure(status);
-}
-
-// The error of a call that was made when the group had ended or not. One that is not the group's
-// cause is the call's own: a receive that does not fit what was sent before, for one.
-Status Group::told(const Status& status, bool had_ended) const {
-  if (!had_ended || status.message() != failure().message()) return status;
-  return Status(status.code(), "group '" + options_.name + "' ended earlier: " + status.message());
-}
-
-// Once, for the error that ended the group; an abort by the user is not a failure.
-void Group::record_failure(const Status& status) {
   if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported ||
       status.code() == Code::kAborted)
     return;
@@ -293,6 +288,13 @@ void Group::record_failure(const Status& status) {
   if (!context_->flight_record().enabled() || failure_recorded_.exchange(true)) return;
   context_->flight_record().write_after_failure(
       format_text("group '{}': {}", options_.name, status.message()));
+}
+
+// The error of a call that was made when the group had ended or not. One that is not the group's
+// cause is the call's own: a receive that does not fit what was sent before, for one.
+Status Group::told(const Status& status, bool had_ended) const {
+  if (!had_ended || status.message() != failure().message()) return status;
+  return Status(status.code(), "group '" + options_.name + "' ended earlier: " + status.message());
 }
 
 bool Group::fill(GroupRecord* record) const {
@@ -538,6 +540,16 @@ Status Group::gone(int global_rank) const {
   if (of_host_ != nullptr && of_host_->has_left(static_cast<int>(here)))
     return Status(Code::kPeerLeft, name + " has left and ended");
   return Status(Code::kPeerDied, name + " died or exited");
+}
+
+Status Group::gone(const std::vector<int>& global_ranks) const {
+  Status left;
+  for (int rank : global_ranks) {
+    Status found = gone(rank);
+    if (found.code() == Code::kPeerDied) return found;
+    if (left.ok()) left = std::move(found);
+  }
+  return left;
 }
 
 LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::string& name) {

@@ -132,9 +132,10 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // A call is refused because the group has ended with this cause: the error to raise. Any thread.
   Status refuse(const Status& cause);
 
-  // kPeerDied or kPeerLeft for a member whose process is known to have ended; else OK, also if the
-  // group has been destroyed on this rank.
-  Status gone(int global_rank) const;
+  // kPeerDied or kPeerLeft for the first of these members whose process is known to have ended;
+  // else OK, also if the group has been destroyed on this rank. Deaths come first, because other
+  // members may have left because of one.
+  Status gone(const std::vector<int>& global_ranks) const;
   // The ranks of this host in the next group `name` of these global ranks; empty if this is not the
   // default group.
   LocalRanks local_ranks(const std::vector<int>& global_ranks, const std::string& name);
@@ -153,6 +154,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   Status form(std::shared_ptr<Store> store);
   void make_point_to_point(const Formation& formation, const InPlace& in_place);
   void close_message_port();
+  Status gone(int global_rank) const;
   std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
   // The state that a call without locks reads and changes, in one word: these bits, and above them,
   // in units of kOneCall, the number of collectives called. kRunning is set by the thread that
@@ -177,7 +179,6 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   Status execute(const Body& body, std::chrono::milliseconds timeout, bool had_ended);
   Status execute_body(const Body& body, std::chrono::milliseconds timeout);
   void note_failure(const Status& status);
-  void record_failure(const Status& status);
   Status told(const Status& status, bool had_ended) const;
   Status finish_message(uint64_t ticket, const Status& status, bool had_ended);
   Status schedule_locked();

@@ -5,11 +5,10 @@
 #include <iterator>
 
 #include "core/base/deadline.h"
+#include "core/base/format.h"
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
-
-#include "core/base/format.h"
 #endif
 
 namespace dscomm {
@@ -39,8 +38,7 @@ const char* operation_state_name(OperationState state) {
   // Indexed by the value of the enumerator.
   static constexpr const char* kNames[] = {"queued", "running", "completed", "failed"};
   static_assert(std::size(kNames) == static_cast<size_t>(OperationState::kFailed) + 1);
-  const auto value = static_cast<size_t>(state);
-  return value < std::size(kNames) ? kNames[value] : "unknown";
+  return kNames[static_cast<size_t>(state)];
 }
 
 // The thread may be preempted between two clocks, so the shortest of several tries is used.
