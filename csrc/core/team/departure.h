@@ -14,10 +14,18 @@ struct Departure {
 
   // "left the group", "ended without destroy_process_group()", "was ended by an unhandled
   // ValueError".
-  std::string how() const;
+  std::string how() const {
+    if (!exception) return "left the group";
+    if (exception->empty()) return "ended without destroy_process_group()";
+    return "was ended by an unhandled " + *exception;
+  }
   // What the user should check. If there was no exception, `rule` is the rule that the ranks have
   // broken.
-  std::string advice(const std::string& rule = "every rank must make the same calls") const;
+  std::string advice(const std::string& rule = "every rank must make the same calls") const {
+    if (!exception) return rule;
+    if (exception->empty()) return "see its output for an error; " + rule;
+    return "see its output for the traceback";
+  }
 };
 
 }  // namespace dscomm

@@ -146,7 +146,7 @@ class Team {
   // Publishes that this rank's process is about to end without having left: because of an unhandled
   // exception of this type, or, if empty, for an unknown reason. Calls still work until the process
   // is gone. Any thread.
-  virtual void note_end(const std::string& exception) { (void)exception; }
+  virtual void note_end(const std::string& /*exception*/) {}
 
   // Publishes that this rank makes no more calls. Compares its calls, without waiting, with those
   // that other members have published: kMismatch if they differ and no rank has reported it yet.
@@ -158,7 +158,7 @@ class Team {
   // For the outermost Team, on the thread of the call in progress: makes the other members compare
   // their last calls, including this one, with this rank's. A difference ends the Team; see
   // FailureDetector::compare_calls(). Does not wait. Does nothing if the Team cannot do it.
-  virtual void compare_calls(bool always) { (void)always; }
+  virtual void compare_calls(bool /*always*/) {}
   // Whether the Team supports CallOptions::chunks and CallOptions::meanwhile.
   virtual bool takes_chunks() const { return false; }
   // Length of the messages in which long data travels; 0: any.
@@ -170,13 +170,10 @@ class Team {
   // The cause that ended the Team, for the call of this number (CallRecord::number()) in progress.
   // Ignores the abort of a member that had finished that call before, because it has published all
   // that the call needs. kAnyCall ignores nothing. Adopts no abort. Any thread.
-  virtual Status failure_in(uint64_t call) {
-    (void)call;
-    return failure();
-  }
+  virtual Status failure_in(uint64_t /*call*/) { return failure(); }
   // Sets the outermost parent team, whose calls are counted in abort records. Call it before the
   // first call. The parent outlives this Team.
-  virtual void set_parent(const Team* parent) { (void)parent; }
+  virtual void set_parent(const Team* /*parent*/) {}
   // How many calls this rank has finished, for abort records. Any thread.
   virtual uint64_t finished_calls() const { return 0; }
 
@@ -186,10 +183,7 @@ class Team {
 
   // Before anything is published. Fails on a dead Team. A parent team replaces the options of the
   // call, which run_*() gets, by those of its sub-calls.
-  virtual Status begin_call(Call& call) {
-    (void)call;
-    return {};
-  }
+  virtual Status begin_call(Call& /*call*/) { return {}; }
   // The status of the call, given that of run_*().
   virtual Status end_call(const Status& status) { return status; }
   virtual Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
