@@ -73,9 +73,9 @@ TEST(GoneMembers, AnySourceReceiveFailsOnceNoSenderIsLeft) {
 
 TEST(GoneMembers, TextNamesMembersThatAreGone) {
   const std::vector<MemberLife> members{kLives, kDied, kLives, kLeft};
-  EXPECT_EQ(gone_text(0, members, name, departure),
-            "; rank 1 died, rank 3 was ended by an unhandled ValueError before");
-  EXPECT_EQ(gone_text(0, std::vector<MemberLife>(3), name, departure), "");
+  EXPECT_EQ(list_gone(0, members, name, departure),
+            "rank 1 died, rank 3 was ended by an unhandled ValueError");
+  EXPECT_EQ(list_gone(0, std::vector<MemberLife>(3), name, departure), "");
 }
 
 TEST(GoneMembers, TextSaysHowAMemberWasEnded) {

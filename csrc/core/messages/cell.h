@@ -1,7 +1,6 @@
 // The cells that carry messages, within a host and between hosts.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace dscomm {

@@ -118,7 +118,10 @@ std::string PointToPoint::timeout_text(const Transfer& transfer,
                                              transfer.tag, group.rank);
   std::string text = format_text("{} timed out after {}{}{}", transfer.describe(),
                                  duration_text(transfer.timeout_ms), what, awaited);
-  if (peer == -1) text += gone_text(group.rank, members, group.name_member, group.departure);
+  if (peer == -1)
+    if (const std::string gone = list_gone(group.rank, members, group.name_member, group.departure);
+        !gone.empty())
+      text += "; " + gone + " before";
   if (held_up)
     text +=
         "; messages that nobody has received fill DSCOMM_UNEXPECTED_BYTES and hold up what comes "

@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstddef>
-#include <cstring>
 
 #include "core/shm/memory/abstract_socket.h"
 

@@ -33,25 +33,35 @@ MemberLife read_member_life(const Alive& alive, const HasLeft& has_left) {
 }
 
 // "rank 1 died or exited without leaving the group; look for ..."
-std::string death_text(const std::string& member);
+inline std::string death_text(const std::string& member) {
+  return member +
+         " died or exited without leaving the group; look for its own error, a signal or the "
+         "out-of-memory killer in its output and the system log";
+}
 
 // Why a send to or a receive from a member that is gone can never complete.
-Status describe_gone(bool sending, bool died, const std::string& what, const std::string& member,
-                     const Departure& departure);
+inline Status describe_gone(bool sending, bool died, const std::string& what,
+                            const std::string& member, const Departure& departure) {
+  if (died) return Status(Code::kPeerDied, what + death_text(member));
+  return Status(Code::kPeerLeft,
+                what + member + " " + departure.how() +
+                    (sending ? " before it received this" : " before it sent this") + "; " +
+                    departure.advice("every send needs its receive"));
+}
 
-// Lists the members that are gone, for errors of a receive from any source: "; rank 1 died, rank 2
-// left the group before"; empty if there are none. departure(member) says how it left.
+// Lists the other members that are gone: "rank 1 died, rank 2 left the group"; empty if there are
+// none. departure(member) says how it left.
 template <typename Name, typename Depart>
-std::string gone_text(int self, std::span<const MemberLife> members, const Name& name,
+std::string list_gone(int self, std::span<const MemberLife> members, const Name& name,
                       const Depart& departure) {
   std::string text;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
     const MemberLife& life = members[member];
     if (member == self || !life.gone()) continue;
-    text += format_text("{}{} {}", text.empty() ? "; " : ", ", name(member),
+    text += format_text("{}{} {}", text.empty() ? "" : ", ", name(member),
                         life.died ? "died" : departure(member).how());
   }
-  return text.empty() ? text : text + " before";
+  return text;
 }
 
 // Why a send to `peer`, or a receive from it (-1: from any), can never complete; nothing while it
@@ -69,16 +79,14 @@ std::optional<Status> can_never_complete(bool sending, int peer, int self,
                          life.died ? Departure() : departure(peer));
   }
   bool some_died = false;
-  std::string who;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
     const MemberLife& life = members[member];
     if (member == self) continue;
     if (!life.gone() || life.unread) return {};
     some_died |= life.died;
-    who += format_text("{}{} {}", who.empty() ? "" : ", ", name(member),
-                       life.died ? "died" : departure(member).how());
   }
-  const std::string text = what + "no other rank is left that could send it: " + who;
+  const std::string text = what + "no other rank is left that could send it: " +
+                           list_gone(self, members, name, departure);
   if (!some_died) return Status(Code::kPeerLeft, text);
   return Status(Code::kPeerDied,
                 text +

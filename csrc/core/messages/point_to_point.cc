@@ -1,7 +1,5 @@
 #include "core/messages/point_to_point.h"
 
-#include <utility>
-
 #include "core/messages/state.h"
 
 namespace dscomm {
@@ -339,13 +337,12 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
 void PointToPoint::deliver(FinishedTransfers finished) {
   // All are completed before the first callback, which may wait for another one of them.
   std::vector<std::vector<Operation::Callback>> callbacks;
-  for (FinishedTransfer& each : finished) {
-    each.transfer->keep.reset();
-    callbacks.push_back(
-        each.transfer->complete(each.status, each.status.ok() ? each.transfer->came_from : -1));
+  for (const auto& [transfer, status] : finished) {
+    transfer->keep.reset();
+    callbacks.push_back(transfer->complete(status, status.ok() ? transfer->came_from : -1));
   }
   for (size_t k = 0; k < finished.size(); ++k)
-    Operation::call_back(callbacks[k], finished[k].status);
+    Operation::call_back(callbacks[k], finished[k].second);
 }
 
 // From now on this process reads what any member sends, also while it waits for something else.

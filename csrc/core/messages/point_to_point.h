@@ -31,6 +31,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/operation.h"
@@ -118,11 +119,10 @@ class PointToPoint {
   struct Message;
   struct Port;
   struct Connection;
-  struct FinishedTransfer;
   using TransferPtr = std::shared_ptr<Transfer>;
   using MessagePtr = std::shared_ptr<Message>;
   using GroupPtr = std::shared_ptr<PointToPointGroup>;
-  using FinishedTransfers = std::vector<FinishedTransfer>;  // completed after unlocking
+  using FinishedTransfers = std::vector<std::pair<TransferPtr, Status>>;  // to complete unlocked
 
   OperationPtr submit(const TransferPtr& transfer);  // without the mutex, like the next two
   void help(Transfer& transfer, std::chrono::milliseconds limit);

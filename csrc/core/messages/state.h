@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -163,11 +162,6 @@ struct PointToPoint::Connection {
   MessagePtr incoming;  // incomplete; or null
   uint64_t received_messages = 0;
   bool unread = false;  // the last pass left cells in the ring
-};
-
-struct PointToPoint::FinishedTransfer {
-  TransferPtr transfer;
-  Status status;
 };
 
 inline PointToPoint::Port* PointToPoint::find_port(uint32_t number) const {
