@@ -55,7 +55,7 @@ class CellChannel {
   // Returns whether the peer sleeps, so that the caller must ring its doorbell.
   virtual bool publish(const CellHeader& header, bool more) = 0;
   // After the last cell of a message: prepares for a next message of this length.
-  virtual void end_message(uint64_t message_bytes) { (void)message_bytes; }
+  virtual void end_message(uint64_t /*message_bytes*/) {}
 
   // The oldest cell that has arrived, if any. An error if the peer wrote invalid data, or if there
   // is no memory for this side's part.
@@ -67,8 +67,7 @@ class CellChannel {
   virtual bool consume(bool at_once) = 0;
   // The data of a message in the peer's tensor pool; null if it is out of bounds, or this process
   // cannot read the pool.
-  virtual const std::byte* in_place(uint64_t offset, uint64_t bytes) const {
-    (void)offset, (void)bytes;
+  virtual const std::byte* in_place(uint64_t /*offset*/, uint64_t /*bytes*/) const {
     return nullptr;
   }
   // Cells that were published, and how many of them the peer has given back, as far as is known.
