@@ -30,8 +30,8 @@ RecordedOperation operation_of(const char* title, uint64_t sequence, OperationSt
 GroupRecord group_of(const std::string& name, int rank = 0) {
   GroupRecord group;
   group.name = name;
-  group.rank = rank;
   group.global_ranks = {0, 1, 5};
+  group.global_rank = group.global_ranks[static_cast<size_t>(rank)];
   return group;
 }
 

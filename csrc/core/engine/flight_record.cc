@@ -51,14 +51,12 @@ bool is_own_handler() {
 std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (const char letter : text) {
-    if (letter == '"' || letter == '\\') {
-      out += '\\';
-      out += letter;
-    } else if (static_cast<unsigned char>(letter) < 0x20) {
+    if (static_cast<unsigned char>(letter) < 0x20) {
       out += format_text("\\u{:04x}", static_cast<unsigned>(letter));
-    } else {
-      out += letter;
+      continue;
     }
+    if (letter == '"' || letter == '\\') out += '\\';
+    out += letter;
   }
   return out + '"';
 }
@@ -110,7 +108,7 @@ std::string entry_text(const GroupRecord& group, const RecordedOperation& operat
                        size_t group_index, size_t record_id) {
   const OperationInfo& info = operation.info;
   const Kind kind = kind_of(info.title);
-  const auto size = static_cast<int64_t>(std::max<size_t>(group.global_ranks.size(), 1));
+  const auto size = static_cast<int64_t>(group.global_ranks.size());
   const int64_t out = kind.gathers    ? info.count * size
                       : kind.scatters ? info.count / size
                                       : info.count;
@@ -154,11 +152,6 @@ std::string progress_text(const GroupRecord& group) {
                      group.called, begun, completed);
 }
 
-int global_rank(const GroupRecord& group) {
-  return group.global_ranks.empty() ? group.rank
-                                    : group.global_ranks[static_cast<size_t>(group.rank)];
-}
-
 Status write_file(const std::string& path, const std::string& text) {
   const std::string draft = format_text("{}.{}.tmp", path, getpid());
   UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -190,9 +183,7 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
   for (size_t k = 0; k < groups.size(); ++k)
     for (const RecordedOperation& operation : groups[k].operations)
       lines.push_back({&operation, k});
-  std::stable_sort(lines.begin(), lines.end(), [](const Line& one, const Line& other) {
-    return one.operation->queued_ns < other.operation->queued_ns;
-  });
+  std::ranges::stable_sort(lines, {}, [](const Line& line) { return line.operation->queued_ns; });
   const size_t left_out = lines.size() > kMostOperations ? lines.size() - kMostOperations : 0;
   lines.erase(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(left_out));
 
@@ -229,7 +220,7 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
 "messages": [{}]}}}}
 )",
                      kVersion, configuration, status, entries, json_text(reason),
-                     groups.empty() ? -1 : global_rank(groups.front()), getpid(), json_text(host),
+                     groups.empty() ? -1 : groups.front().global_rank, getpid(), json_text(host),
                      wall_clock_ns(), left_out, failures, messages);
 }
 
@@ -261,7 +252,7 @@ void FlightRecord::write(const std::string& reason) {
   std::map<int, std::vector<GroupRecord>> by_rank;
   for (const auto& group : groups) {
     GroupRecord record;
-    if (group->fill(&record)) by_rank[global_rank(record)].push_back(std::move(record));
+    if (group->fill(&record)) by_rank[record.global_rank].push_back(std::move(record));
   }
   if (::mkdir(directory_.c_str(), 0777) != 0 && errno != EEXIST)
     log_line(LogLevel::kWarn, "{}: mkdir failed: {}", directory_, std::strerror(errno));

@@ -21,8 +21,8 @@ namespace dscomm {
 // The record of one group.
 struct GroupRecord {
   std::string name;
-  int rank = 0;
-  std::vector<int> global_ranks;
+  int global_rank = 0;            // of this process
+  std::vector<int> global_ranks;  // of every member
   int64_t timeout_ms = 0;
   uint64_t called = 0;  // collectives
   Status failure;

@@ -300,10 +300,10 @@ Status Group::told(const Status& status, bool had_ended) const {
 bool Group::fill(GroupRecord* record) const {
   if (!context_->check_process().ok()) return false;
   record->name = options_.name;
-  record->rank = options_.rank;
   record->global_ranks = options_.global_ranks;
   if (record->global_ranks.empty())
     for (int rank = 0; rank < options_.size; ++rank) record->global_ranks.push_back(rank);
+  record->global_rank = record->global_ranks[static_cast<size_t>(options_.rank)];
   record->timeout_ms = timeout().count();
   record->called = sequence();
   record->failure = failure();
