@@ -1,5 +1,6 @@
-// The arguments of every kernel, and two rules that reduce one dtype as another. Used by the vector
-// kernels and the scalar twin.
+// The common parts of the vector kernels and the scalar twin: the arguments of every kernel, two
+// rules that reduce one dtype as another, and the kernels of the twin, without the guard of the
+// floating-point environment.
 #pragma once
 
 #include <cstddef>
@@ -38,5 +39,12 @@ inline ReduceOp bitwise_op_of_bool(ReduceOp op) {
       return op;
   }
 }
+
+// The scalar twin. reduce() uses it where a vector kernel is not worth its code size: products of
+// 8-bit, 64-bit and complex elements, and processors without any of the supported instruction sets.
+// The caller must hold a ScopedFloatEnvironment; noinline keeps the arithmetic inside its
+// scope.
+[[gnu::noinline]] void reduce_elements(const Operands& operands, const Reduction& reduction,
+                                       int divisor);
 
 }  // namespace dscomm

@@ -31,10 +31,9 @@
 
 #include "core/base/status.h"
 #include "core/reduce/float_environment.h"
+#include "core/reduce/kernels.h"
 #include "core/reduce/lanes_inl.h"
-#include "core/reduce/operands.h"
 #include "core/reduce/operators_inl.h"
-#include "core/reduce/reduce_scalar.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dscomm {
@@ -187,17 +186,22 @@ void reduce_complex(const Operands& operands, const Reduction& reduction, int di
   }
 }
 
-void reduce_bool(const Operands& operands, const Reduction& reduction, int divisor) {
-  switch (bitwise_op_of_bool(reduction.op)) {
+template <class Lanes>
+void reduce_bits(const Operands& operands, const Reduction& reduction, int divisor) {
+  switch (reduction.op) {
     case ReduceOp::kBand:
-      return reduce_with<BoolLanes>(BitAnd{}, operands);
+      return reduce_with<Lanes>(BitAnd{}, operands);
     case ReduceOp::kBor:
-      return reduce_with<BoolLanes>(BitOr{}, operands);
+      return reduce_with<Lanes>(BitOr{}, operands);
     case ReduceOp::kBxor:
-      return reduce_with<BoolLanes>(BitXor{}, operands);
+      return reduce_with<Lanes>(BitXor{}, operands);
     default:
       return reduce_elements(operands, reduction, divisor);  // aborts
   }
+}
+
+void reduce_bool(const Operands& operands, const Reduction& reduction, int divisor) {
+  reduce_bits<BoolLanes>(operands, {reduction.dtype, bitwise_op_of_bool(reduction.op)}, divisor);
 }
 
 // Minimum and maximum depend on sign and width, arithmetic on the width alone, and bitwise
@@ -205,7 +209,6 @@ void reduce_bool(const Operands& operands, const Reduction& reduction, int divis
 template <typename T>
 void reduce_integers(const Operands& operands, const Reduction& reduction, int divisor) {
   using Wrapping = PlainLanes<std::make_unsigned_t<T> >;
-  using Bytes = PlainLanes<uint8_t>;
   Operands bytes = operands;
   bytes.count *= sizeof(T);
   switch (reduction.op) {
@@ -222,14 +225,8 @@ void reduce_integers(const Operands& operands, const Reduction& reduction, int d
       return reduce_with<PlainLanes<T> >(Minimum{}, operands);
     case ReduceOp::kMax:
       return reduce_with<PlainLanes<T> >(Maximum{}, operands);
-    case ReduceOp::kBand:
-      return reduce_with<Bytes>(BitAnd{}, bytes);
-    case ReduceOp::kBor:
-      return reduce_with<Bytes>(BitOr{}, bytes);
-    case ReduceOp::kBxor:
-      return reduce_with<Bytes>(BitXor{}, bytes);
     default:
-      return reduce_elements(operands, reduction, divisor);  // aborts
+      return reduce_bits<PlainLanes<uint8_t> >(bytes, reduction, divisor);
   }
 }
 

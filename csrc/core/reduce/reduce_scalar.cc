@@ -2,8 +2,6 @@
 //
 // An Element is a dtype's layout in memory and its accumulator's type. An operator combines two
 // accumulators, and converts each source before (prepare) and the result after (finish).
-#include "core/reduce/reduce_scalar.h"
-
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include "core/base/status.h"
 #include "core/reduce/float_environment.h"
 #include "core/reduce/half.h"
+#include "core/reduce/kernels.h"
 #include "core/reduce/reduce.h"
 
 namespace dscomm {
