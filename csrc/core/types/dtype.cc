@@ -1,6 +1,9 @@
 #include "core/types/dtype.h"
 
-#include "core/types/unknown_name.h"
+#include <array>
+#include <string>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 namespace {
@@ -52,6 +55,15 @@ size_t dtype_bytes(DType dtype) { return row_of(dtype).bytes; }
 const char* dtype_name(DType dtype) {
   const char* name = row_of(dtype).name;
   return name ? name : unknown_name(static_cast<uint8_t>(dtype));
+}
+
+const char* unknown_name(uint8_t value) {
+  static const auto& names = *[] {  // never destroyed: threads may outlive static destructors
+    auto* made = new std::array<std::string, 256>;
+    for (size_t k = 0; k < made->size(); ++k) (*made)[k] = format_text("unknown({})", k);
+    return made;
+  }();
+  return names[value].c_str();
 }
 
 bool is_floating(DType dtype) { return row_of(dtype).kind == Kind::kFloating; }

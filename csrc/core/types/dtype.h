@@ -37,6 +37,8 @@ size_t dtype_bytes(DType dtype);
 // PyTorch's name without the prefix: "float32", "bfloat16"; "unknown(77)" for an out-of-range value
 // from a peer.
 const char* dtype_name(DType dtype);
+// "unknown(77)", for a value from a peer that is out of range.
+const char* unknown_name(uint8_t value);
 bool is_floating(DType dtype);  // fp16, bf16, fp32, fp64
 bool is_integral(DType dtype);  // (u)int8 to (u)int64; bool is not
 bool is_complex(DType dtype);

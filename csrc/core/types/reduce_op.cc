@@ -2,8 +2,6 @@
 
 #include <iterator>
 
-#include "core/types/unknown_name.h"
-
 namespace dscomm {
 namespace {
 
