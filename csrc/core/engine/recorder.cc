@@ -114,30 +114,32 @@ void Recorder::finished(uint64_t ticket, bool ok) {
          ok ? OperationState::kCompleted : OperationState::kFailed, &Entry::finished);
 }
 
-// Returns an empty record (kNeverWritten) if the entry is not there yet, or no more.
-Recorder::Record Recorder::read(uint64_t ticket) const {
+// Its times are in ticks, and its sequence is the lower half. The id is 0 if the entry is not there
+// yet, or no more.
+RecordedOperation Recorder::read(uint64_t ticket) const {
   const Entry& entry = ring_[ticket % ring_.size()];
   constexpr auto acquire = std::memory_order_acquire;  // all of these: see Entry
-  Record record;
-  record.stamp = entry.stamp.load(acquire);
-  if (ticket_of(record.stamp) != ticket) return {};
-  record.info.title = entry.title.load(acquire);
-  record.info.count = entry.count.load(acquire);
-  record.queued = entry.queued.load(acquire);
-  if (state_of(record.stamp) != OperationState::kQueued)
-    record.started = entry.started.load(acquire);
-  if (state_of(record.stamp) == OperationState::kCompleted ||
-      state_of(record.stamp) == OperationState::kFailed)
-    record.finished = entry.finished.load(acquire);
-  record.info.peer = entry.peer.load(acquire);
-  record.info.tag = entry.tag.load(acquire);
-  record.info.dtype = entry.dtype.load(acquire);
-  record.info.op = entry.op.load(acquire);
-  record.info.has_op = entry.has_op.load(acquire);
-  record.info.asynchronous = entry.asynchronous.load(acquire);
-  record.sequence = entry.sequence.load(acquire);
+  const uint64_t stamp = entry.stamp.load(acquire);
+  if (ticket_of(stamp) != ticket) return {};
+  RecordedOperation operation;
+  operation.id = ticket;
+  operation.state = state_of(stamp);
+  operation.info.title = entry.title.load(acquire);
+  operation.info.count = entry.count.load(acquire);
+  operation.queued_ns = entry.queued.load(acquire);
+  if (operation.state != OperationState::kQueued)
+    operation.started_ns = entry.started.load(acquire);
+  if (operation.state == OperationState::kCompleted || operation.state == OperationState::kFailed)
+    operation.finished_ns = entry.finished.load(acquire);
+  operation.info.peer = entry.peer.load(acquire);
+  operation.info.tag = entry.tag.load(acquire);
+  operation.info.dtype = entry.dtype.load(acquire);
+  operation.info.op = entry.op.load(acquire);
+  operation.info.has_op = entry.has_op.load(acquire);
+  operation.info.asynchronous = entry.asynchronous.load(acquire);
+  operation.sequence = entry.sequence.load(acquire);
   if (ticket_of(entry.stamp.load(std::memory_order_relaxed)) != ticket) return {};
-  return record;
+  return operation;
 }
 
 std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) const {
@@ -152,25 +154,20 @@ std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) cons
   // Newest first, because a busy group overwrites the oldest ones.
   const uint64_t last = last_ticket_.load(std::memory_order_relaxed);  // orders nothing
   const uint64_t first = last > ring_.size() ? last - ring_.size() + 1 : 1;
-  std::vector<Record> records;
-  records.reserve(ring_.size());
+  std::vector<RecordedOperation> operations;
+  operations.reserve(ring_.size());
   for (uint64_t ticket = last; ticket >= first && !ring_.empty(); --ticket)
-    if (const Record record = read(ticket); record.stamp != kNeverWritten)
-      records.push_back(record);
-  std::vector<RecordedOperation> operations(records.size());
-  std::transform(records.rbegin(), records.rend(), operations.begin(), [&](const Record& record) {
-    RecordedOperation operation;
-    operation.id = ticket_of(record.stamp);
+    if (const RecordedOperation operation = read(ticket); operation.id != 0)
+      operations.push_back(operation);
+  std::ranges::reverse(operations);
+  for (RecordedOperation& operation : operations) {
     // Its upper half is that of the last sequence, or one less.
-    const uint64_t behind = static_cast<uint32_t>(last_sequence) - record.sequence;
+    const uint64_t behind = last_sequence - operation.sequence;
     operation.sequence = last_sequence - (behind & UINT32_MAX);
-    operation.info = record.info;
-    operation.state = state_of(record.stamp);
-    operation.queued_ns = epoch_ns(record.queued);
-    operation.started_ns = epoch_ns(record.started);
-    operation.finished_ns = epoch_ns(record.finished);
-    return operation;
-  });
+    operation.queued_ns = epoch_ns(operation.queued_ns);
+    operation.started_ns = epoch_ns(operation.started_ns);
+    operation.finished_ns = epoch_ns(operation.finished_ns);
+  }
   return operations;
 }
 

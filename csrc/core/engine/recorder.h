@@ -86,13 +86,6 @@ class Recorder {
     std::atomic<uint32_t> sequence{0};  // lower half only, so that an entry is one cache line
   };
   static_assert(sizeof(Entry) == 64);
-  // A copy of an entry.
-  struct Record {
-    uint64_t stamp = kNeverWritten;
-    OperationInfo info;
-    uint32_t sequence = 0;
-    int64_t queued = 0, started = 0, finished = 0;
-  };
   // The same moment by three clocks.
   struct Moment {
     int64_t ticks, monotonic_ns, wall_clock_ns;
@@ -101,7 +94,7 @@ class Recorder {
   uint64_t write(const OperationInfo& info, uint64_t sequence, OperationState state);
   void change(uint64_t ticket, OperationState from, OperationState to,
               std::atomic<int64_t> Entry::* time);
-  Record read(uint64_t ticket) const;
+  RecordedOperation read(uint64_t ticket) const;
 
   std::vector<Entry> ring_;
   std::atomic<uint64_t> last_ticket_{0};
