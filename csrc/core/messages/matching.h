@@ -39,12 +39,8 @@ class Matching {
   void hold(const Message& message) { tags_[message->tag].held.push_back(message); }
 
   // Removes it, if it is stored here.
-  void erase_receive(const Receive& receive) {
-    erase(receive->tag, [&](OfTag& of) { std::erase(of.posted, receive); });
-  }
-  void erase_message(const Message& message) {
-    erase(message->tag, [&](OfTag& of) { std::erase(of.held, message); });
-  }
+  void erase_receive(const Receive& receive) { erase(receive, &OfTag::posted); }
+  void erase_message(const Message& message) { erase(message, &OfTag::held); }
   void clear() { tags_.clear(); }
 
   template <typename Visit>
@@ -62,11 +58,11 @@ class Matching {
   static bool takes(const Receive& receive, int source) {
     return receive->peer == -1 || receive->peer == source;
   }
-  template <typename Change>
-  void erase(int tag, const Change& change) {
-    const auto at = tags_.find(tag);
+  template <typename Entry>
+  void erase(const Entry& entry, std::deque<Entry> OfTag::* list) {
+    const auto at = tags_.find(entry->tag);
     if (at == tags_.end()) return;
-    change(at->second);
+    std::erase(at->second.*list, entry);
     if (at->second.posted.empty() && at->second.held.empty()) tags_.erase(at);
   }
 

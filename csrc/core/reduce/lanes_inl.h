@@ -120,13 +120,12 @@ struct BFloat16Pair {
  private:
   // Rounds to nearest even, into the upper half. Not a NaN, which could carry into the sign.
   template <class D>
-  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round(D d, hn::Vec<D> value) {
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round(D, hn::Vec<D> value) {
     const hn::RebindToUnsigned<D> du32;
     const auto bits = hn::BitCast(du32, value);
     const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du32, 1));
     const auto rounded = hn::Add(hn::Add(bits, hn::Set(du32, 0x7fff)), is_odd);
     const auto is_nan = hn::RebindMask(du32, hn::Ne(value, value));
-    (void)d;
     return hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(du32, 0x00400000)), rounded);
   }
 };
