@@ -97,23 +97,6 @@ void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
                                       std::memory_order_relaxed);
 }
 
-uint64_t Recorder::queued(const OperationInfo& info, uint64_t sequence) {
-  return write(info, sequence, OperationState::kQueued);
-}
-
-uint64_t Recorder::started(const OperationInfo& info, uint64_t sequence) {
-  return write(info, sequence, OperationState::kRunning);
-}
-
-void Recorder::running(uint64_t ticket) {
-  change(ticket, OperationState::kQueued, OperationState::kRunning, &Entry::started);
-}
-
-void Recorder::finished(uint64_t ticket, bool ok) {
-  change(ticket, OperationState::kRunning,
-         ok ? OperationState::kCompleted : OperationState::kFailed, &Entry::finished);
-}
-
 // Its times are in ticks, and its sequence is the lower half. The id is 0 if the entry is not there
 // yet, or no more.
 RecordedOperation Recorder::read(uint64_t ticket) const {

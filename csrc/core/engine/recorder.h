@@ -44,11 +44,20 @@ class Recorder {
   // Returns the ticket of the entry. Any thread. The operation is not kept if its entry is being
   // written for another operation (a whole ring apart). `sequence` is the number of a collective in
   // its group.
-  uint64_t queued(const OperationInfo& info, uint64_t sequence = 0);
+  uint64_t queued(const OperationInfo& info, uint64_t sequence = 0) {
+    return write(info, sequence, OperationState::kQueued);
+  }
   // The same for an operation that starts at once.
-  uint64_t started(const OperationInfo& info, uint64_t sequence = 0);
-  void running(uint64_t ticket);
-  void finished(uint64_t ticket, bool ok);
+  uint64_t started(const OperationInfo& info, uint64_t sequence = 0) {
+    return write(info, sequence, OperationState::kRunning);
+  }
+  void running(uint64_t ticket) {
+    change(ticket, OperationState::kQueued, OperationState::kRunning, &Entry::started);
+  }
+  void finished(uint64_t ticket, bool ok) {
+    change(ticket, OperationState::kRunning,
+           ok ? OperationState::kCompleted : OperationState::kFailed, &Entry::finished);
+  }
 
   // Oldest first. Any thread. Entries that are being overwritten are left out. `last_sequence` is
   // the highest sequence passed so far, or slightly more.
