@@ -163,50 +163,49 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->ports = formation.message_ports;
   known->pool = in_place.pool;
   known->wait = formation.wait_policy;
-  // By member: its rank in of_host_, or -1; and its rank in the transport.
-  std::vector<int> here, there, in_transport;
+  std::vector<int> here;  // by member: its rank in of_host_, or -1
   std::vector<std::string> names;
   int here_count = 0;
   for (size_t k = 0; k < formation.members.size(); ++k) {
     const MailboxMember& member = formation.members[k];
     peers_.push_back(member.peer);
     if (transport_ != nullptr)
-      in_transport.push_back(transport_->rank_of(formation.addresses[k].arena));
+      transport_ranks_.push_back(transport_->rank_of(formation.addresses[k].arena));
     if (member.peer != nullptr) {
       here.push_back(here_count++);
-      there.push_back(-1);
       known->peers.push_back(std::make_shared<HostPeerProcess>(member.peer));
     } else {
       here.push_back(-1);
-      there.push_back(in_transport.back());
-      known->peers.push_back(transport_->peer_process(there.back()));
+      known->peers.push_back(transport_->peer_process(transport_ranks_.back()));
     }
     names.push_back(MailboxMember::name(static_cast<int>(k), member.global_rank,
                                         known->peers.back()->describe()));
   }
   hosts_ = formation.hosts;
-  transport_ranks_ = there;
   // The closures are called only while the Teams live: shutdown() closes the port first.
-  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, in_transport] {
+  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_,
+                    ranks = transport_ranks_] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
     // A member that waits for a dead rank ends the group for all. A rank that is cut off does not
     // receive this.
     if (transport == nullptr || transport->detector().count() == 0) return Status();
-    return transport->detector().death_if_cut_off(in_transport);
+    return transport->detector().death_if_cut_off(ranks);
   };
   known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {
     team->abort(cause);
     if (flat != nullptr) flat->abort(cause);
   };
-  known->has_left = [of_host = of_host_, transport = transport_, here, there](int member) {
+  known->has_left = [of_host = of_host_, transport = transport_, here,
+                     ranks = transport_ranks_](int member) {
     const auto k = static_cast<size_t>(member);
     return here[k] >= 0 ? of_host->has_left(here[k])
-                        : transport->detector().gone(there[k]).code() == Code::kPeerLeft;
+                        : transport->detector().gone(ranks[k]).code() == Code::kPeerLeft;
   };
-  known->departure = [of_host = of_host_, transport = transport_, here, there](int member) {
+  known->departure = [of_host = of_host_, transport = transport_, here,
+                      ranks = transport_ranks_](int member) {
     const auto k = static_cast<size_t>(member);
-    if (here[k] < 0) return transport->detector().departure(there[k]);
+    if (here[k] < 0) return transport->detector().departure(ranks[k]);
     return of_host != nullptr ? of_host->departure(here[k]) : Departure();  // none if alone
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
@@ -243,10 +242,6 @@ std::chrono::milliseconds Group::limit_of(std::chrono::milliseconds timeout) con
 std::string Group::describe() const {
   std::lock_guard lock(mutex_);
   return team_ ? team_->describe() : "closed";
-}
-
-uint64_t Group::sequence() const {
-  return state_.load(std::memory_order_relaxed) / kOneCall;  // orders nothing
 }
 
 // Why a call cannot start, or OK; under mutex_.

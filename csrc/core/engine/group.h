@@ -93,8 +93,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   Status blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
                           std::chrono::milliseconds timeout, int* came_from = nullptr);
 
-  // How many collectives this rank has called in this group.
-  uint64_t sequence() const;
+  // How many collectives this rank has called in this group. Relaxed: orders nothing.
+  uint64_t sequence() const { return state_.load(std::memory_order_relaxed) / kOneCall; }
 
   // OK while the group lives, else its first cause.
   Status failure() const;
@@ -198,8 +198,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank in the group; null on other hosts
   std::vector<int> hosts_;                    // host numbers by rank in the group: see Formation
   std::map<uint64_t, uint64_t> formations_;   // by hash of a name: how often formed
-  std::vector<int> transport_ranks_;          // by rank in the group; -1 on this host
   std::shared_ptr<Transport> transport_;      // null if all members are on one host
+  std::vector<int> transport_ranks_;          // by rank in the group; empty without a transport
   std::shared_ptr<PointToPointGroup> point_to_point_;
   uint32_t message_port_ = 0;  // 0: none
   Recorder recorder_;
