@@ -68,9 +68,8 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
         return {};
       };
     }
-    CallOptions across_call = later(sub_call, 1);
-    across_call.chunks = &chunks;
-    DSCOMM_RETURN_IF_ERROR(outer().broadcast(buffer, count, dtype, root_domain, across_call));
+    DSCOMM_RETURN_IF_ERROR(
+        outer().broadcast(buffer, count, dtype, root_domain, later(sub_call, 1, &chunks)));
   }
   while (spread < in_all) DSCOMM_RETURN_IF_ERROR(spread_next());
   return {};
@@ -147,12 +146,10 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, Outputs outs, Counts cou
     };
     // Slice 0 takes part in any case, see "Agreement".
     const bool is_first = first == 0 && index_ == 0;
-    if (index_ < least_domain_ && (is_first || slice_elements > 0)) {
-      CallOptions across_call = later(sub_call, 1);
-      across_call.chunks = &chunks;
+    if (index_ < least_domain_ && (is_first || slice_elements > 0))
       DSCOMM_RETURN_IF_ERROR(outer().all_gather(across[domain_], across_counts[domain_], dtype,
-                                                across, across_counts, across_call));
-    }
+                                                across, across_counts,
+                                                later(sub_call, 1, &chunks)));
     while (spread < most) DSCOMM_RETURN_IF_ERROR(spread_next());
   }
   return {};

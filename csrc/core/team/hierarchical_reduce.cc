@@ -250,8 +250,7 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   };
   DSCOMM_RETURN_IF_ERROR(chunks.make(1));
   if (me == 0 || slicing.count(me) > 0) {
-    CallOptions across = later(sub_call, 1);
-    across.chunks = &chunks;
+    const CallOptions across = later(sub_call, 1, &chunks);
     const size_t count = slicing.count(me);
     std::byte* mine = is_in_place ? out + slicing.begin(me) * element_bytes : ring;
     DSCOMM_RETURN_IF_ERROR(
@@ -513,12 +512,9 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts
     across_counts[domain] = counts[domains_[domain][me]];
     slice_elements += across_counts[domain];
   }
-  if (index_ == 0 || slice_elements > 0) {
-    CallOptions across_call = later(sub_call, 1);
-    across_call.chunks = &chunks;
-    DSCOMM_RETURN_IF_ERROR(
-        outer().reduce_scatter(across, across_counts, results, levels.outer, across_call));
-  }
+  if (index_ == 0 || slice_elements > 0)
+    DSCOMM_RETURN_IF_ERROR(outer().reduce_scatter(across, across_counts, results, levels.outer,
+                                                  later(sub_call, 1, &chunks)));
   while (reduced < in_all) DSCOMM_RETURN_IF_ERROR(reduce_next());
   if (!levels.is_widened) make_results(out, out, counts[rank_], levels);
   while (levels.is_widened && finished < counts[rank_]) make_next_results();

@@ -241,12 +241,13 @@ Status HierarchicalTeam::begin_call(Call& call) {
   return {};
 }
 
-CallOptions HierarchicalTeam::later(const CallOptions& sub_call, int steps) {
+CallOptions HierarchicalTeam::later(const CallOptions& sub_call, int steps, const Chunks* chunks) {
   // Longer than a failure notice takes, and longer than the time between ranks that begin a call on
   // a loaded machine; short compared with the timeout.
   const int64_t step_ns = std::min<int64_t>(250, sub_call.deadline.timeout_ms() / 12) * 1'000'000;
   CallOptions next = sub_call;
   next.deadline = sub_call.deadline.later(steps * step_ns);
+  next.chunks = chunks;
   return next;
 }
 

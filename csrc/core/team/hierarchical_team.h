@@ -169,7 +169,7 @@ class HierarchicalTeam final : public Team {
   Status end_call(const Status& status) override;
   Status first_difference(const Status& found);
   // The options of a sub-call that comes `steps` steps later; see "Time".
-  static CallOptions later(const CallOptions& sub_call, int steps);
+  static CallOptions later(const CallOptions& sub_call, int steps, const Chunks* chunks = nullptr);
 
   // The algorithms. `sub_call` has the options of their sub-calls.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
