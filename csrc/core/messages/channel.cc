@@ -41,10 +41,6 @@ constexpr int64_t kFreshCellNs = 100'000;
 // A directory of more blocks is corrupt: it would have entries for 10^6 processes.
 constexpr int kMostBlocks = 65536;
 
-const ChannelBlock* block_at(const Peer& peer, uint64_t offset) {
-  return reinterpret_cast<const ChannelBlock*>(peer.at(offset, sizeof(ChannelBlock), kPageBytes));
-}
-
 }  // namespace
 
 Status ChannelDirectory::add_block() {
@@ -91,7 +87,8 @@ const ChannelEntry* find_channel_entry(const Peer& peer, const ArenaId& own_id) 
   // Acquire loads of the chain pair with add_block(), of peer_low with take().
   uint64_t offset = peer.header().first_channel_block.load(std::memory_order_acquire);
   for (int blocks = 0; offset != 0 && blocks < kMostBlocks; ++blocks) {
-    const ChannelBlock* block = block_at(peer, offset);
+    const auto* block =
+        reinterpret_cast<const ChannelBlock*>(peer.at(offset, sizeof(ChannelBlock), kPageBytes));
     if (block == nullptr) return nullptr;
     for (const ChannelEntry& entry : block->entries)
       if (entry.peer_low.load(std::memory_order_acquire) == own_id.low &&

@@ -16,15 +16,13 @@ Status check_arguments(const PointToPointGroup& group, const char* what, const v
   if (dtype_bytes(dtype) == 0)
     return make_status(Code::kInvalidArgument, "{}: {} is not a dtype that dscomm carries", what,
                        dtype_name(dtype));
-  if (any_allowed && peer == -1 && size > 1) {
-    // Any member but this one.
-  } else if (peer < 0 || peer >= size) {
+  const bool is_any = any_allowed && peer == -1 && size > 1;  // any member but this one
+  if (!is_any && (peer < 0 || peer >= size))
     return make_status(Code::kInvalidArgument,
                        "{}: {} {} is not a rank of group '{}', which has {}", what, side, peer,
                        group.name, size);
-  } else if (peer == group.rank) {
+  if (peer == group.rank)
     return make_status(Code::kInvalidArgument, "{}: {} {} is this rank itself", what, side, peer);
-  }
   if (count > SIZE_MAX / dtype_bytes(dtype))
     return make_status(Code::kInvalidArgument, "{}: {} elements of {} are more than memory holds",
                        what, count, dtype_name(dtype));
