@@ -120,11 +120,9 @@ void HierarchicalTeam::set_parent(const Team* parent) {
 }
 
 std::string HierarchicalTeam::describe() const {
-  std::string sizes;
-  for (const std::vector<int>& domain : domains_)
-    sizes += format_text("{}{}", sizes.empty() ? "" : "+", domain.size());
+  const auto sizes = domains_ | std::views::transform(std::ranges::size);
   return format_text("hierarchical, {} ranks in domains of {}: inside ({}), across ({})", size(),
-                     sizes, inner_->describe(), outer().describe());
+                     join_text(sizes, "+"), inner_->describe(), outer().describe());
 }
 
 int HierarchicalTeam::member(int domain, int index) const {
