@@ -12,7 +12,7 @@
 namespace dscomm {
 namespace {
 
-// For messages that are still in flight when the process ends.
+// How long the end of the process waits for messages that are still in flight.
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 
 }  // namespace
@@ -115,8 +115,8 @@ void Context::note_formed(uintptr_t world, const std::string& name, uint64_t num
 Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& request,
                                                       std::shared_ptr<Store> store,
                                                       const Deadline& deadline) {
-  // Held during bring-up: another group that spans hosts waits for it, until the deadline at most,
-  // and then finds that it is not a member.
+  // Held during bring-up: another group that spans hosts waits for that, until the deadline at
+  // most, and then fails if its request has another id.
   std::lock_guard lock(transport_mutex_);
   if (transport_id_ == request.id) return transport_;
   if (transport_id_ != 0)

@@ -46,7 +46,7 @@ class Context {
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   // Null if there is none, because of DSCOMM_POOL_BYTES=0 or a limit of this process.
   const std::shared_ptr<TensorPool>& pool() const { return pool_; }
-  // The pool of the process's Context; also null before there is a Context. Any thread.
+  // The pool of the process's Context; also null before there is a Context. Thread-safe.
   static std::shared_ptr<TensorPool> process_pool();
   const Topology& topology() const { return *topology_; }
   FormingProcess forming_process() const;
@@ -60,18 +60,19 @@ class Context {
                                                std::shared_ptr<Store> store,
                                                const Deadline& deadline);
 
+  // Adds a group.
   void add_group(uintptr_t world, bool is_default, std::weak_ptr<Group> group);
   // The default group of a world, or else its first group, which knows which of the processes of
   // later groups are alive; null if it has none.
   std::shared_ptr<Group> first_group(uintptr_t world) const;
-  // Group `name` was formed with this number; 0: the others formed it without this process.
+  // Says that group `name` was formed with this number; 0: by the others, without this process.
   void note_formed(uintptr_t world, const std::string& name, uint64_t number);
 
-  // A group has failed, or an unhandled exception ends the process. Any thread.
+  // Says that a group has failed, or that an unhandled exception ends the process. Thread-safe.
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }  // orders nothing
 
-  // When the process ends normally: tells the other hosts. Groups that span hosts do not work
-  // afterwards.
+  // Call it when the process ends normally. Tells the other hosts. Groups that span hosts do not
+  // work afterwards.
   static void end_transport();
 
   // OK in the process that created this Context; kUnsupported in a forked child.

@@ -278,7 +278,7 @@ Status FlightRecord::write_on_signal(FlightRecord* record) {
   if (wake < 0) return system_error("eventfd");
   Result<std::thread> thread = start_thread("the flight record", [record, wake] {
     uint64_t times = 0;
-    // Ends with the process; the signal handler wakes it.
+    // The thread ends with the process; the signal handler wakes it.
     while (::read(wake, &times, sizeof times) == sizeof times || errno == EINTR)
       record->write("SIGUSR2");
   });

@@ -39,7 +39,7 @@ class RecordedGroup {
 
 class FlightRecord {
  public:
-  // Writes into `directory`, which is created if it is missing. Writes nothing if it is empty.
+  // Writes into `directory`, which is created if it is missing; nothing if the name is empty.
   explicit FlightRecord(std::string directory) : directory_(std::move(directory)) {}
 
   bool enabled() const { return !directory_.empty(); }
@@ -54,7 +54,7 @@ class FlightRecord {
   void write(const std::string& reason);
 
   // From now on, SIGUSR2 writes the record, on a separate thread. The record must live until the
-  // process ends. If the program has a handler for the signal, it is kept, with a log message.
+  // process ends. A handler that the program has for the signal is kept, with a log message.
   static Status write_on_signal(FlightRecord* record);
   // In a forked child: restores the default action of the signal.
   static void after_fork_in_child();

@@ -1,4 +1,4 @@
-// What fork() means for Contexts. csrc/torch/exit.cc has a handler for its own state.
+// Handles fork() for Contexts. csrc/torch/exit.cc has a handler for its own state.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ std::atomic<int> fork_count{0};
 
 }  // namespace
 
-// Once, under process_mutex_.
+// Installs the handlers once. Called under process_mutex_.
 Status Context::handle_forks() {
   static bool are_handled = false;
   if (are_handled) return {};

@@ -53,7 +53,8 @@ class Group::Queued final : public Operation {
         ticket_(ticket),
         had_ended_(group_->has_ended_.load(std::memory_order_relaxed)) {}
 
-  // What was queued before the group ended raises the cause as its own: its caller could not know.
+  // A call that was queued before the group ended raises the cause as its own error, because its
+  // caller could not know of the end.
   Status execute() {
     group_->recorder_.running(ticket_);
     Status status = group_->execute(body_, timeout_, had_ended_);
@@ -110,7 +111,7 @@ Status Group::form(std::shared_ptr<Store> store) {
     team_ = std::make_unique<SelfTeam>();
     return {};
   }
-  // Before the other ranks can know the port: they may send as soon as they have formed the group.
+  // Opened before other ranks can know the port: they may send once they have formed the group.
   message_port_ = context_->point_to_point().open_port();
   FormationRequest request = formation_request(options_);
   request.message_port = message_port_;
@@ -137,7 +138,7 @@ Status Group::form(std::shared_ptr<Store> store) {
       build_teams(context_->forming_process(), *store, request, find_transport, options_.timeout);
   if (!made.ok()) {
     close_message_port();
-    // If the others have formed it, their count for this name is now one higher.
+    // If the others have formed the group, their count for this name is now one higher.
     if (!request.formed().ok()) context_->note_formed(options_.world, options_.name, 0);
     return made.status();
   }
@@ -188,7 +189,7 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
     // A member that waits for a dead rank ends the group for all. A rank that is cut off does not
-    // receive this.
+    // learn of that end.
     if (transport == nullptr || transport->detector().count() == 0) return Status();
     return transport->detector().death_if_cut_off(ranks);
   };
@@ -244,7 +245,7 @@ std::string Group::describe() const {
   return team_ ? team_->describe() : "closed";
 }
 
-// Why a call cannot start, or OK; under mutex_.
+// The error of a call that cannot start, or OK. Called under mutex_.
 Status Group::refuse_locked() const {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
   if (has_state(kClosed))
@@ -273,7 +274,7 @@ Status Group::refuse(const Status& cause) {
   return told(cause, had_ended);
 }
 
-// Records, once, the error that ended the group; an abort by the user is not a failure.
+// Writes the flight record once, for the error that ended the group; not for the user's abort.
 void Group::note_failure(const Status& status) {
   if (!failure().ok()) has_ended_.store(true, std::memory_order_relaxed);
   if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported ||
@@ -285,8 +286,8 @@ void Group::note_failure(const Status& status) {
       format_text("group '{}': {}", options_.name, status.message()));
 }
 
-// The error of a call that was made when the group had ended or not. One that is not the group's
-// cause is the call's own: a receive that does not fit what was sent before, for one.
+// The error of a call. `had_ended`: the call was made after the group's end. An error other than
+// the group's cause is the call's own: for example, a receive does not fit its send.
 Status Group::told(const Status& status, bool had_ended) const {
   if (!had_ended || status.message() != failure().message()) return status;
   return Status(status.code(), "group '" + options_.name + "' ended earlier: " + status.message());
@@ -363,7 +364,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   return status;
 }
 
-// Under mutex_, by the thread that has begun to run the Team.
+// Called under mutex_, by the thread that has begun to run the Team.
 void Group::end_running_locked() {
   if ((state_.fetch_and(~uint64_t{kRunning}) & (kClosed | kWatched)) != 0) idle_.notify_all();
 }
@@ -384,7 +385,7 @@ OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::mil
     if (!exiting) scheduled = schedule_locked();
     if (!scheduled.ok()) end_locked(scheduled);
   }
-  // Fails all of them if the group has ended.
+  // If the group has ended, all queued calls fail in drain().
   if (!scheduled.ok() || exiting) drain(nullptr);
   return operation;
 }
@@ -413,8 +414,8 @@ void Group::drain(const Operation* until, bool was_scheduled) {
     Status status = operation->execute();
     lock.lock();
     if (!status.ok() && unheard_.ok()) unheard_ = status;
-    // Completed before the next call can start or shutdown() can return. Callbacks run after it has
-    // left the queue, because they may start the next call.
+    // The operation completes before the next call can start or shutdown() can return. Callbacks
+    // run after the operation has left the queue, because they may start the next call.
     std::vector<Operation::Callback> callbacks = operation->complete(status);
     end_running_locked();
     // A worker runs the rest of the queue during the callbacks. Without a worker, this thread runs
@@ -447,8 +448,8 @@ OperationPtr Group::receive(void* data, size_t count, DType dtype, int src, int 
   });
 }
 
-// The Teams exist during this call: point-to-point calls it with its mutex held, and shutdown()
-// closes the port under that mutex before it destroys them.
+// The Teams exist during this call: point-to-point uses them only with its mutex held, and
+// shutdown() closes the port under that mutex before it destroys the Teams.
 Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
                             std::chrono::milliseconds timeout) {
   if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
@@ -501,7 +502,7 @@ OperationPtr Group::start_message(const OperationInfo& info, std::chrono::millis
     self->recorder_.finished(ticket, status.ok());
     if (!status.ok()) self->note_failure(status);
   });
-  // Of a group that has ended a message is done at once, or has failed.
+  // If the group has ended, the message is done at once, or has failed.
   const Status status = operation->status();
   return had_ended && !status.ok() ? Operation::refuse(told(status, had_ended)) : operation;
 }
@@ -613,7 +614,7 @@ void Group::abort(const std::string& reason) {
                          options_.rank, reason));
 }
 
-// Under mutex_.
+// Called under mutex_.
 void Group::end_locked(const Status& cause) {
   has_ended_.store(true, std::memory_order_relaxed);
   if (team_) team_->abort(cause);
@@ -640,14 +641,14 @@ Status Group::shutdown() {
   if (!context_->check_process().ok()) return {};
   std::unique_lock lock(mutex_);
   state_.fetch_or(kClosed);
-  // Ends: queued calls have deadlines.
+  // This wait ends, because queued calls have deadlines.
   idle_.wait(lock, [this] { return queue_.empty() && !has_state(kRunning); });
   if (team_ == nullptr) return {};
   std::unique_ptr<Team> team = std::move(team_);
   std::unique_ptr<ShmTeam> flat = std::move(flat_);
   const Status unheard = was_reported_.load(std::memory_order_relaxed) ? Status() : unheard_;
   lock.unlock();
-  // Before the Teams are destroyed, because its closures use them.
+  // Close the port before the Teams are destroyed, because the port's closures use them.
   close_message_port();
   Status left = team->leave();
   if (flat != nullptr) {
@@ -655,7 +656,7 @@ Status Group::shutdown() {
     if (Status of_flat = flat->leave(); left.ok()) left = of_flat;
   }
   DSCOMM_RETURN_IF_ERROR(left);
-  // Of unheard errors, reports only those of differing calls: no later wait will.
+  // Only unheard errors of differing calls are reported, because no later wait will report these.
   const bool is_of_calls = unheard.code() == Code::kMismatch || unheard.code() == Code::kPeerLeft;
   return is_of_calls ? unheard : Status();
 }

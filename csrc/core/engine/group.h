@@ -86,8 +86,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   OperationPtr receive(void* data, size_t count, DType dtype, int src, int tag,
                        std::shared_ptr<void> keep, std::chrono::milliseconds timeout);
 
-  // The same, but blocking; the caller keeps the memory alive. `came_from`, which may be null, gets
-  // the source rank. The fastest way for messages of one cell.
+  // Like send() and receive(), but blocking; the caller keeps the memory alive. `came_from`, which
+  // may be null, gets the source rank. The fastest way for messages of one cell.
   Status blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
                        std::chrono::milliseconds timeout);
   Status blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
@@ -98,8 +98,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
 
   // OK while the group lives, else its first cause.
   Status failure() const;
-  // The same for the next collective. It is also OK if the members that aborted the group had
-  // finished that call before, because they have published all that it needs.
+  // Like failure(), for the next collective: also OK if the members that aborted the group had
+  // finished that call before, because they have published all that the call needs.
   Status failure_of_next_call() const;
 
   // OK in the process that created the group; kUnsupported in a forked child.
@@ -112,24 +112,24 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   void abort(const std::string& reason);
 
   // Tells the other members that this process is about to end without having left the group:
-  // because of an unhandled exception of this type, or, if empty, for an unknown reason. Calls
-  // still work.
+  // because of an unhandled exception of this type, or for an unknown reason if `exception` is
+  // empty. Calls still work.
   void note_end(const std::string& exception);
-  // The process is ending on this thread. From now on, only calls of this thread are accepted, and
-  // an asynchronous call runs before start() returns, because no other thread may touch Python any
-  // more.
+  // Says that the process is ending on this thread. From now on, only calls of this thread are
+  // accepted, and an asynchronous call runs before start() returns, because no other thread may
+  // touch Python any more.
   void begin_exit();
 
   // Leaves the group: lets queued calls finish (under their deadlines), then refuses later calls.
-  // Not collective. Idempotent. Any thread except one that runs a call of this group. Returns
-  // kMismatch or kPeerLeft, once, if the calls of the ranks differ and no caller has been told,
-  // because they were the last calls or their Works were dropped. The group is left in any case.
+  // Not collective. Idempotent. Thread-safe, but not for a thread that runs a call of this group.
+  // Returns kMismatch or kPeerLeft, once, if the ranks' calls differ and no caller got that error,
+  // because these were the last calls or their Works were dropped. The group is left in any case.
   Status shutdown();
-  // The same where nothing can be raised: logs the error.
+  // Like shutdown(), for callers that cannot raise the error: logs it.
   void shutdown_with_warning();
-  // Notes that a caller has received an error of a call of this group. Any thread.
+  // Notes that a caller has received an error of a call of this group. Thread-safe.
   void note_reported() { was_reported_.store(true, std::memory_order_relaxed); }  // orders nothing
-  // A call is refused because the group has ended with this cause: the error to raise. Any thread.
+  // The error of a call that is refused because the group has ended with this cause. Thread-safe.
   Status refuse(const Status& cause);
 
   // kPeerDied or kPeerLeft for the first of these members whose process is known to have ended;
@@ -140,8 +140,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // default group.
   LocalRanks local_ranks(const std::vector<int>& global_ranks, const std::string& name);
   void note_formed(const std::string& name);
-  // kMismatch if the first of these ranks (or another one, if it is on another host) has formed the
-  // group of this number (see ArenaHeader; 0: none), for which this rank still waits.
+  // kMismatch if the first of these ranks (or any rank of this host, if the first is elsewhere) has
+  // formed the group of this number (see ArenaHeader; 0: none), for which this rank still waits.
   Status formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const;
 
   std::string flight_record_json() const { return recorder_.json(); }
@@ -214,8 +214,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   bool scheduled_ = false;       // a worker has been requested
   std::thread::id exit_thread_;  // set with kExiting
   std::atomic<uint64_t> state_{0};
-  // The end of the group was noticed here: a call failed for it, or this rank aborted. Relaxed: a
-  // call that overlaps with the end may be told either way.
+  // Whether this rank has noticed the end of the group: a call failed because of it, or this rank
+  // aborted. Relaxed: a call that overlaps with the end may get the error in either form.
   std::atomic<bool> has_ended_{false};
   std::atomic<int64_t> timeout_ms_;
 };

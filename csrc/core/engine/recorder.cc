@@ -134,7 +134,7 @@ std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) cons
     if (at == 0) return 0;
     return now.wall_clock_ns - static_cast<int64_t>(static_cast<double>(now.ticks - at) * tick_ns);
   };
-  // Newest first, because a busy group overwrites the oldest ones.
+  // Read newest first, because a busy group overwrites the oldest entries.
   const uint64_t last = last_ticket_.load(std::memory_order_relaxed);  // orders nothing
   const uint64_t first = last > ring_.size() ? last - ring_.size() + 1 : 1;
   std::vector<RecordedOperation> operations;
@@ -144,7 +144,7 @@ std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) cons
       operations.push_back(operation);
   std::ranges::reverse(operations);
   for (RecordedOperation& operation : operations) {
-    // Its upper half is that of the last sequence, or one less.
+    // The upper half of a sequence is that of the last sequence, or one less.
     const uint64_t behind = last_sequence - operation.sequence;
     operation.sequence = last_sequence - (behind & UINT32_MAX);
     operation.queued_ns = epoch_ns(operation.queued_ns);

@@ -41,13 +41,13 @@ class Recorder {
  public:
   explicit Recorder(size_t entries) : ring_(entries), made_(read_clocks()) {}
 
-  // Returns the ticket of the entry. Any thread. The operation is not kept if its entry is being
+  // Returns the ticket of the entry. Thread-safe. The operation is not kept if its entry is being
   // written for another operation (a whole ring apart). `sequence` is the number of a collective in
   // its group.
   uint64_t queued(const OperationInfo& info, uint64_t sequence = 0) {
     return write(info, sequence, OperationState::kQueued);
   }
-  // The same for an operation that starts at once.
+  // Like queued(), for an operation that starts at once.
   uint64_t started(const OperationInfo& info, uint64_t sequence = 0) {
     return write(info, sequence, OperationState::kRunning);
   }
@@ -59,12 +59,12 @@ class Recorder {
            ok ? OperationState::kCompleted : OperationState::kFailed, &Entry::finished);
   }
 
-  // Oldest first. Any thread. Entries that are being overwritten are left out. `last_sequence` is
-  // the highest sequence passed so far, or slightly more.
+  // The operations, oldest first. Thread-safe. Entries that are being overwritten are left out.
+  // `last_sequence` is the highest sequence passed so far, or slightly more.
   std::vector<RecordedOperation> operations(uint64_t last_sequence = 0) const;
 
-  // The same as a JSON array: id, title, dtype, op, count, peer, tag, async, state and the times
-  // at which it was queued, started and finished, in ns since the epoch (0: not yet).
+  // The operations as a JSON array: id, title, dtype, op, count, peer, tag, async, state and the
+  // times at which it was queued, started and finished, in ns since the epoch (0: not yet).
   std::string json() const;
 
  private:
@@ -81,7 +81,7 @@ class Recorder {
 
   // Written by the thread that has exchanged the stamp for kBeingWritten, until it stores a new
   // stamp. Its release stores pair with the acquires in read(): a thread that reads a field newer
-  // than its stamp sees then that the stamp has changed. Only times are also written later, see
+  // than its stamp then sees that the stamp has changed. Only times are also written later, see
   // change().
   struct alignas(64) Entry {
     std::atomic<uint64_t> stamp{kNeverWritten};

@@ -50,7 +50,7 @@ void WorkerPool::work() {
     lock.lock();
   }
   --threads_;
-  // Under the lock: the destructor may destroy the pool as soon as it sees no thread.
+  // Under the lock, because the destructor may destroy the pool as soon as it sees no thread.
   ended_.notify_all();
 }
 

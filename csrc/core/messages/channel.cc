@@ -242,7 +242,7 @@ bool Channel::publish(const CellHeader& header, bool more) {
 }
 
 // Messages come in runs, so this prefetches for ownership the memory of a next message of this
-// length. The peer has given that cell back and reads only its number.
+// length. The peer has given the next cell back and reads only its number.
 void Channel::end_message(uint64_t message_bytes) {
   if (message_bytes > kPrefetchedMessageBytes || is_full()) return;
   if (message_bytes > kPageBytes) {
@@ -266,7 +266,7 @@ void Channel::end_message(uint64_t message_bytes) {
   for (size_t i = 0; i < message_bytes; i += kLinePairBytes / 2) prefetch_for_ownership(buffer + i);
 }
 
-// Whether the peer has made a ring to this process. Sets their_cells_invalid_ if it is out of
+// Whether the peer has made a ring to this process. Sets their_cells_invalid_ if the ring is out of
 // bounds.
 bool Channel::find_their_cells() {
   if (their_cells_ != nullptr || their_cells_invalid_) return true;

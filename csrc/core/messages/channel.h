@@ -3,14 +3,14 @@
 // A ring has one writer and one reader. The writer fills a cell and then numbers it. The reader
 // polls the number of the next cell, copies the cell out and counts it in `consumed`, half a ring
 // at a time. Each process writes only its own arena: the ring lies in the sender's, `consumed` in
-// the receiver's. They find each other's entries (ChannelEntry) in the channel directories of their
-// arenas, by arena id. A side without an entry has sent and consumed nothing.
+// the receiver's. The processes find each other's entries (ChannelEntry) in the channel directories
+// of their arenas, by arena id. A side without an entry has sent and consumed nothing.
 //
 // A few bytes of data lie in the cell, beside its number; up to a page in the cell's buffer; more
 // in the piece ring. Buffers and piece ring are made when a message first needs them.
 //
 // Nothing here blocks. One thread at a time calls in, under PointToPoint's mutex. A Channel checks
-// that what a peer refers to lies in that peer's memory; callers check its meaning.
+// that offsets of a peer lie in that peer's memory; callers check the data.
 #pragma once
 
 #include <memory>
@@ -35,8 +35,8 @@ class ChannelDirectory {
   Result<ChannelEntry*> take(const ArenaId& peer);
   // Frees the entry of a dead peer.
   void vacate(ChannelEntry* entry);
-  // A piece ring of at most channel_bytes. Its data is null if that is too short, or would leave
-  // too little of the arena to others. kResource if the kernel gives no memory.
+  // A piece ring of at most channel_bytes. Its data is null if channel_bytes is too short, or if
+  // the ring would leave too little of the arena. kResource if the kernel gives no memory.
   Result<PieceRing> take_pieces(size_t channel_bytes);
   // Frees the piece ring to a dead peer.
   void give_back(const PieceRing& ring);
@@ -50,7 +50,8 @@ class ChannelDirectory {
   int full_rings_ = 0;
 };
 
-// The entry for `own_id` in the peer's directory; null if it has none, or its directory is corrupt.
+// The entry for `own_id` in the peer's directory; null if the peer has none, or a corrupt
+// directory.
 const ChannelEntry* find_channel_entry(const Peer& peer, const ArenaId& own_id);
 
 class Channel final : public CellChannel {

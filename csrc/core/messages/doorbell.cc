@@ -35,8 +35,8 @@ void Doorbell::ring(const ArenaId& token) const {
                   name.bytes) == sizeof byte;
   };
   if (send_from(socket_.get()) || (errno != EAGAIN && errno != ENOBUFS)) return;
-  // Either that socket is full, or this one has too many bytes in flight, which the kernel may free
-  // well after they were received (Linux 6.18). A new socket has none.
+  // Either the peer's socket is full, or this socket has too many bytes in flight, which the kernel
+  // may free well after they were received (Linux 6.18). A new socket has no bytes in flight.
   UniqueFd fresh(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fresh.valid()) send_from(fresh.get());
 }

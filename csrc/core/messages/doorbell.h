@@ -1,9 +1,10 @@
 // Doorbell: a process's abstract datagram socket, which wakes a thread that waits for any peer.
 //
 // A futex waits on one word, but point-to-point waits for messages from any peer and for room in
-// any ring. It sleeps here instead, and a peer that sees ArenaHeader::doorbell_sleepers sends one
-// byte. The byte means nothing: the woken thread checks every channel. So a full socket is as good
-// as one byte, and a stranger who guesses the 128-bit name causes only an early check.
+// any ring. A thread sleeps on the doorbell instead, and a peer that sees
+// ArenaHeader::doorbell_sleepers sends one byte. The byte means nothing: the woken thread checks
+// every channel. So a full socket is as good as one byte, and a stranger who guesses the 128-bit
+// name causes only an early check.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ class Doorbell {
 
   const ArenaId& token() const { return token_; }
 
-  // Sends a byte to the doorbell `token`. Never blocks; any thread. Ignores failures: a full socket
-  // wakes its owner anyway, and a missing one has no owner.
+  // Sends a byte to the doorbell `token`. Never blocks. Thread-safe. Ignores failures: a full
+  // socket wakes its owner anyway, and a missing one has no owner.
   void ring(const ArenaId& token) const;
 
   // Readable after a ring.
@@ -32,8 +33,8 @@ class Doorbell {
   // Sleeps until a ring, or for timeout_ns (negative: no limit); may return early.
   void sleep(int64_t timeout_ns) const;
 
-  // Discards the bytes that have come, so that the next sleep waits for a new one. Call it before
-  // checking the channels: what is published later rings again.
+  // Discards the bytes that have come, so that the next sleep waits for a new byte. Call it before
+  // checking the channels: a later publication rings again.
   void clear() const;
 
   // In a forked child: closes the inherited socket. No other call works there.

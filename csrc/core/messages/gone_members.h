@@ -1,8 +1,8 @@
-// Members that have died or left: which sends and receives can never complete. Peer::alive()
-// detects a death on this host, the failure detector one on another host.
+// Finds the sends and receives that can never complete, because members have died or left.
+// Peer::alive() detects a death on this host, the failure detector one on another host.
 //
-// What a member published before it went still counts: a receive goes on while the channel may hold
-// a message of that member, and a receive from any source while another member can still send.
+// Messages from before a member went still count: a receive goes on while the channel may hold a
+// message of that member, and a receive from any source while another member can still send.
 #pragma once
 
 #include <optional>
@@ -39,7 +39,7 @@ inline std::string death_text(const std::string& member) {
          "out-of-memory killer in its output and the system log";
 }
 
-// Why a send to or a receive from a member that is gone can never complete.
+// The error of a send to, or a receive from, a member that is gone.
 inline Status describe_gone(bool sending, bool died, const std::string& what,
                             const std::string& member, const Departure& departure) {
   if (died) return Status(Code::kPeerDied, what + death_text(member));
@@ -50,7 +50,7 @@ inline Status describe_gone(bool sending, bool died, const std::string& what,
 }
 
 // Lists the other members that are gone: "rank 1 died, rank 2 left the group"; empty if there are
-// none. departure(member) says how it left.
+// none. departure(member) says how a member left.
 template <typename Name, typename Depart>
 std::string list_gone(int self, std::span<const MemberLife> members, const Name& name,
                       const Depart& departure) {
@@ -64,9 +64,9 @@ std::string list_gone(int self, std::span<const MemberLife> members, const Name&
   return text;
 }
 
-// Why a send to `peer`, or a receive from it (-1: from any), can never complete; nothing while it
-// can. `members` are the group's, `self` is this rank's index, `what` begins the text; name(member)
-// and departure(member) describe a member.
+// The error if a send to `peer`, or a receive from `peer` (-1: from any), can never complete;
+// nothing while it can. `members` are the members of the group, `self` is this rank's index, `what`
+// begins the text; name(member) and departure(member) describe a member.
 template <typename Name, typename Depart>
 std::optional<Status> can_never_complete(bool sending, int peer, int self,
                                          std::span<const MemberLife> members,

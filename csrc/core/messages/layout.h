@@ -39,7 +39,7 @@ static_assert(sizeof(Cell) == kLinePairBytes);
 // lies, and how far it has read the peer's ring.
 struct alignas(kLinePairBytes) ChannelEntry {
   // The peer's arena id; low 0: vacant. Release store of low, after all else; acquire loads by the
-  // peer, which then sees a reset entry. Ids are never reused, so an entry is never an earlier one.
+  // peer, which then sees a reset entry. Ids are never reused, so no old entry matches.
   std::atomic<uint64_t> peer_high;
   std::atomic<uint64_t> peer_low;
   // The offset of the ring, kRingCells of Cell; 0: none yet. seq_cst store by the owner after it

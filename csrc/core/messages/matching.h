@@ -26,7 +26,7 @@ class Matching {
       if (takes(receive, message->source)) return message;
     return nullptr;
   }
-  // The first posted receive that matches such a message, or null.
+  // The first posted receive that matches a message from this source with this tag, or null.
   Receive find_receive(int source, int tag) const {
     const auto at = tags_.find(tag);
     if (at == tags_.end()) return nullptr;
@@ -38,7 +38,7 @@ class Matching {
   void post(const Receive& receive) { tags_[receive->tag].posted.push_back(receive); }
   void hold(const Message& message) { tags_[message->tag].held.push_back(message); }
 
-  // Removes it, if it is stored here.
+  // Removes a receive or a message, if it is stored here.
   void erase_receive(const Receive& receive) { erase(receive, &OfTag::posted); }
   void erase_message(const Message& message) { erase(message, &OfTag::held); }
   void clear() { tags_.clear(); }

@@ -36,10 +36,10 @@ class CellChannel {
  public:
   virtual ~CellChannel() = default;
 
-  // Allocates what the cells of such a message need, if it is missing: about channel_bytes for
-  // buffers. kResource if memory is short.
+  // Allocates the memory that cells of a message of this length need, if it is missing: about
+  // channel_bytes for buffers. kResource if memory is short.
   virtual Status open(size_t channel_bytes, uint64_t message_bytes) = 0;
-  // Bytes of such a message in each cell but the last. Requires open().
+  // Bytes in each cell but the last of a message of this length. Requires open().
   virtual size_t cell_bytes(uint64_t message_bytes) const = 0;
   // Whether the peer reads cells in the sender's memory, so that a published cell has arrived.
   virtual bool is_direct() const { return false; }
@@ -51,8 +51,8 @@ class CellChannel {
   virtual void fill(std::byte* cell, const std::byte* data, size_t bytes) {
     if (bytes > 0) std::memcpy(cell, data, bytes);
   }
-  // Hands that cell to the peer. `more`: the caller fills the next one at once, if it is vacant.
-  // Returns whether the peer sleeps, so that the caller must ring its doorbell.
+  // Hands the filled cell to the peer. `more`: the caller fills the next cell at once, if it is
+  // vacant. Returns whether the peer sleeps, so that the caller must ring its doorbell.
   virtual bool publish(const CellHeader& header, bool more) = 0;
   // After the last cell of a message: prepares for a next message of this length.
   virtual void end_message(uint64_t /*message_bytes*/) {}
@@ -62,8 +62,8 @@ class CellChannel {
   virtual Result<std::optional<ArrivedCell>> next_cell() = 0;
   // The word that next_cell() polls, for a thread that waits only for it; null if unknown.
   virtual CellFlag next_flag() { return {}; }
-  // Gives that cell back to the peer; `at_once` if the peer waits for it. Returns whether the peer
-  // sleeps, so that the caller must ring its doorbell.
+  // Gives the cell of next_cell() back to the peer; `at_once`: the peer waits for that. Returns
+  // whether the peer sleeps, so that the caller must ring its doorbell.
   virtual bool consume(bool at_once) = 0;
   // The data of a message in the peer's tensor pool; null if it is out of bounds, or this process
   // cannot read the pool.
@@ -74,7 +74,7 @@ class CellChannel {
   virtual uint64_t published() const { return 0; }
   virtual uint64_t given_back() { return 0; }
 
-  // Why no cell gets through any more, in either direction; OK while they do.
+  // The error that keeps cells from getting through, in either direction; OK while cells do.
   virtual Status failure() const { return {}; }
 
   // Whether a published cell still needs this process to get through.
@@ -94,9 +94,11 @@ class PeerProcess {
   virtual std::string describe() const = 0;    // "pid 123 on host a"
   virtual std::string state_text() const = 0;  // the state of the process, as far as visible
 
-  // The token of its doorbell; null if it has none, so that threads that wait for it must poll.
+  // The token of the doorbell; null if there is none, so that threads that wait for the process
+  // poll.
   virtual const ArenaId* doorbell() const = 0;
-  // If it has no doorbell: the sockets that its cells come by, shared by all such peers, or null.
+  // If there is no doorbell: the sockets of the cells, shared by all processes without one; or
+  // null.
   virtual SocketList* sockets() const { return nullptr; }
   // Whether one of its threads sleeps on its doorbell now.
   virtual bool sleeps() const = 0;

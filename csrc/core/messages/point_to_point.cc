@@ -119,8 +119,8 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
     }
     if (!finished.empty()) deliver(std::move(finished));
     if (received != FastPath::kNotYet) break;
-    // Without the mutex: the group's endpoint keeps the word's memory mapped. Relaxed: next_cell()
-    // loads the word again.
+    // Poll without the mutex, because the group's endpoint keeps the word's memory mapped. Relaxed:
+    // next_cell() loads the word again.
     while (flag.word->load(std::memory_order_relaxed) != flag.value &&
            ++pauses <= group->wait.spin_pauses)
       pause_core();
@@ -134,8 +134,8 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
   return status;
 }
 
-// Publishes as many cells as there is room for, if no earlier message waits in the channel. kNo:
-// none was published. `rest` sends the others.
+// Publishes as many cells as there is room for, if no earlier message waits in the channel.
+// kNotPossible: no cell was published. `rest` sends the other cells.
 PointToPoint::FastPath PointToPoint::try_send(const GroupPtr& group, const void* data, size_t count,
                                               DType dtype, int dst, int tag,
                                               std::chrono::milliseconds timeout, OperationPtr* rest,
@@ -174,7 +174,7 @@ PointToPoint::FastPath PointToPoint::try_send(const GroupPtr& group, const void*
     if (channel.publish(header, sent < bytes)) ring(*connection.peer);
     header.flags = 0;
   } while (sent < bytes);
-  if (header.flags == kFirstCell) return FastPath::kNotPossible;  // not one
+  if (header.flags == kFirstCell) return FastPath::kNotPossible;  // no cell was published
   if (sent == bytes) {
     ++connection.sent_messages;
     channel.end_message(bytes);
@@ -190,8 +190,8 @@ PointToPoint::FastPath PointToPoint::try_send(const GroupPtr& group, const void*
   return FastPath::kDone;
 }
 
-// Receives the next message of the channel if only this receive can match it. kNotYet: it has not
-// come; it will appear at `flag`.
+// Receives the next message of the channel if only this receive can match it. kNotYet: the message
+// has not come, and will appear at `flag`.
 PointToPoint::FastPath PointToPoint::try_receive(const GroupPtr& group, void* data, size_t count,
                                                  DType dtype, int src, int tag,
                                                  std::chrono::milliseconds timeout, CellFlag* flag,
@@ -210,8 +210,8 @@ PointToPoint::FastPath PointToPoint::try_receive(const GroupPtr& group, void* da
   do {
     *flag = channel.next_flag();
     if (flag->word == nullptr) break;
-    // Once a message has begun, its sender is filling the next cell. Relaxed: next_cell() loads the
-    // word again.
+    // Poll once a message has begun, because its sender is filling the next cell. Relaxed:
+    // next_cell() loads the word again.
     for (int pauses = 0; arrived > 0 && pauses < kPausesForCell; ++pauses) {
       if (flag->word->load(std::memory_order_relaxed) == flag->value) break;
       pause_core();
@@ -256,7 +256,7 @@ PointToPoint::FastPath PointToPoint::try_receive(const GroupPtr& group, void* da
   return FastPath::kDone;
 }
 
-// Continues as an operation what began without one.
+// Continues a call as an operation that began without one.
 void PointToPoint::continue_as_operation(Port& port, const TransferPtr& transfer,
                                          FinishedTransfers* finished) {
   port.pending.insert(transfer);
@@ -300,7 +300,7 @@ void PointToPoint::close_port(uint32_t number) {
       ports_.erase(found);
     }
     drop_dead_channels();
-    // Tell peers of half-sent messages that no more will come; the worker does if a ring is full.
+    // Tell peers of half-sent messages that no more will come; if a ring is full, the worker does.
     progress(&finished);
     if (has_work() && helpers_ == 0) unpark_worker();
   }
@@ -322,7 +322,7 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
       ++pending_count_;
       Status status = start(*port, transfer, &finished);
       if (status.ok() && !transfer->is_finished) status = register_pending(transfer);
-      // Sent, but not through: no thread waits for it any more, so the worker must.
+      // All is sent, but some cells are not through: no thread waits for them, so the worker must.
       if (transfer->is_finished && in_flight_) status = start_worker(*transfer->group);
       if (!transfer->is_finished && !status.ok()) fail_group(*port, status, &finished);
     }
@@ -343,7 +343,7 @@ void PointToPoint::deliver(FinishedTransfers finished) {
     Operation::call_back(callbacks[k], finished[k].second);
 }
 
-// From now on this process reads what any member sends, also while it waits for something else.
+// From now on this process reads all that members send, also while it waits for something else.
 void PointToPoint::connect_members(Port& port) {
   if (!port.connections.empty()) return;
   const PointToPointGroup& group = *port.group;
@@ -372,7 +372,7 @@ Status PointToPoint::start(Port& port, const TransferPtr& transfer, FinishedTran
   if (transfer->sending) {
     DSCOMM_RETURN_IF_ERROR(port.group->failure());
     DSCOMM_RETURN_IF_ERROR(start_send(port, transfer));
-    // If the peer has no doorbell, polling its channel costs more than sending.
+    // To a peer without a doorbell, first only send, because polling its channel costs more.
     Connection& connection = *port.connections[transfer->peer];
     if (connection.is_polled) {
       if (progress_out(connection, finished)) polled_slice_ns_ = connection.polled_ns = 0;
@@ -384,7 +384,7 @@ Status PointToPoint::start(Port& port, const TransferPtr& transfer, FinishedTran
     DSCOMM_RETURN_IF_ERROR(start_receive(port, transfer, finished));
   }
   progress(finished, transfer.get());
-  // Receive what a member sent before the group failed.
+  // Checked last, to receive the messages that a member sent before the group failed.
   return transfer->is_finished ? Status() : port.group->failure();
 }
 
@@ -446,7 +446,7 @@ void PointToPoint::finish_transfer(TransferPtr transfer, const Status& status,
   bool waited_for = transfer->waiting_threads > 0;
   finished->push_back({std::move(transfer), status});
   if (!waited_for) return;
-  // The waiting thread may be another one, and asleep: no peer has rung the doorbell for this.
+  // Another thread may wait for this transfer and be asleep, because no peer has rung the doorbell.
   changed_.notify_all();
   if (asleep_) doorbell_->ring(doorbell_->token());
 }

@@ -3,20 +3,20 @@
 // Matching: messages with the same (group, source, destination, tag) match receives in the order of
 // sending; different tags may match out of order. A receive from any source takes the message that
 // arrived first. Named and any-source receives match in the order of posting. An unexpected message
-// is moved to the heap, up to DSCOMM_UNEXPECTED_BYTES per process; beyond that its channel is not
-// read, and the sender waits.
+// is moved to the heap, up to DSCOMM_UNEXPECTED_BYTES per process; beyond that, the message's
+// channel is not read, and the sender waits.
 //
 // A process may hold several ranks of a group, as threads. Each rank of each group has a port,
 // which its group opens before it forms and closes at its end. Cells name the port of their
 // destination. A channel, in contrast, exists once per ordered pair of processes.
 //
 // Progress is made by threads that wait for an operation, and by one worker thread for all other
-// operations. It runs under one mutex and never blocks, except for the sleep on the doorbell,
-// without the mutex. That sleep ends when a peer publishes or consumes, when data from another host
-// arrives, at the end of a slice, or at the first deadline. Slices are short if a peer is on
-// another host, because such a peer rings no doorbell. After a slice, the thread checks the groups'
-// failures, the deadlines, and whether the peers are alive. Time in which this process was stopped
-// is added to the deadlines.
+// operations. Progress runs under one mutex and never blocks, except for the sleep on the doorbell,
+// which does not hold the mutex. That sleep ends when a peer publishes or consumes, when data from
+// another host arrives, at the end of a slice, or at the first deadline. Slices are short if a peer
+// is on another host, because such a peer rings no doorbell. After a slice, the thread checks the
+// groups' failures, the deadlines, and whether the peers are alive. Time in which this process was
+// stopped is added to the deadlines.
 //
 // Callbacks of operations run without any lock of this file. A callback that blocks the worker
 // thread delays the operations that no thread waits for.
@@ -47,9 +47,9 @@
 
 namespace dscomm {
 
-// What point-to-point needs to know about a group; immutable. The functions are called with
+// The properties of a group that point-to-point needs; immutable. The functions are called with
 // PointToPoint's mutex held, until close_port() has returned. They must not wait, call into
-// PointToPoint, or take a lock under which another thread calls into it.
+// PointToPoint, or take a lock under which another thread calls into PointToPoint.
 struct PointToPointGroup {
   uint64_t id = 0;
   std::string name;
@@ -75,7 +75,7 @@ class PointToPoint {
   // Ends the worker; pending operations fail with kAborted.
   ~PointToPoint();
 
-  // Starts a send or a receive; never blocks; any thread. The operation is done when `data` has
+  // Starts a send or a receive. Never blocks. Thread-safe. The operation is done when `data` has
   // been read (send) or written (receive). `keep` owns the memory and is released before the
   // operation is done. Invalid arguments return a failed operation; any other error ends the group.
   // src -1 receives from any member.
@@ -86,8 +86,9 @@ class PointToPoint {
                        DType dtype, int src, int tag, std::shared_ptr<void> keep,
                        std::chrono::milliseconds timeout);
 
-  // The same, but return when done; meanwhile the caller keeps the memory. `came_from` may be null.
-  // If no thread has to sleep, they make no operation and, for a short message, no allocation.
+  // Blocking send and receive; the caller keeps the memory until they return. `came_from` may be
+  // null. If no thread has to sleep, they make no operation and, for a short message, no
+  // allocation.
   Status blocking_send(const std::shared_ptr<PointToPointGroup>& group, const void* data,
                        size_t count, DType dtype, int dst, int tag,
                        std::chrono::milliseconds timeout);
@@ -98,7 +99,7 @@ class PointToPoint {
   // A number under which one rank of a group that is about to form receives messages; not 0, never
   // reused. Peers may send to it as soon as they know it.
   uint32_t open_port();
-  // The group has formed, and `ports` contains its port. Call it before any send or receive.
+  // Call it when the group has formed and its `ports` contain the port, before any send or receive.
   void join(std::shared_ptr<PointToPointGroup> group);
   // For a group that is closing, or that failed to form: pending operations of the port fail with
   // the group's first cause, or with kAborted if there is none; messages to the port are dropped
@@ -135,7 +136,7 @@ class PointToPoint {
   Status start_send(Port& port, const TransferPtr& transfer);
   Status start_receive(Port& port, const TransferPtr& transfer, FinishedTransfers* finished);
   Status register_pending(const TransferPtr& transfer);
-  // The blocking calls as far as they need no operation; the caller waits for `rest` if it is set.
+  // A blocking call as far as it needs no operation; the caller waits for `rest` if that is set.
   enum class FastPath { kDone, kNotYet, kNotPossible };
   FastPath try_send(const GroupPtr& group, const void* data, size_t count, DType dtype, int dst,
                     int tag, std::chrono::milliseconds timeout, OperationPtr* rest,
@@ -152,8 +153,8 @@ class PointToPoint {
     if (peer.doorbell() != nullptr) doorbell_->ring(*peer.doorbell());
   }
 
-  // In progress.cc:
-  // `awaited` is the transfer that the caller waits for or starts; null: any of them.
+  // In progress.cc: `awaited` is the transfer that the caller waits for or starts; null: any
+  // transfer.
   bool progress(FinishedTransfers* finished, const Transfer* awaited = nullptr);
   bool is_due(const Connection& connection, const Transfer* awaited, int64_t now) const;
   bool progress_in(Connection& connection, FinishedTransfers* finished);
@@ -188,7 +189,7 @@ class PointToPoint {
   void unpark_worker();
   bool has_work() const { return pending_count_ > 0 || unreported_count_ > 0 || in_flight_; }
   // Sleeps once, until end_ns at the latest: on the doorbell or, if another thread sleeps there,
-  // until that thread has made progress. Unlocks meanwhile. Returns what must be delivered.
+  // until that thread has made progress. Unlocks meanwhile. The caller must deliver the result.
   FinishedTransfers sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
   bool progress_before_sleep(FinishedTransfers* finished);
   int64_t next_polled_slice() const;
@@ -213,19 +214,19 @@ class PointToPoint {
   size_t unreported_count_ = 0;   // connections that must still tell the peer of an abandoned send
   size_t polled_count_ = 0;       // connections to peers without a doorbell
   bool some_are_polled_ = false;  // some of these are still polled for cells
-  int64_t polled_slice_ns_ = 0;   // their limit for the last sleep; 0: cells have moved since
-  // Sockets of these peers; null while unknown. Used by the thread that has set polling_.
+  int64_t polled_slice_ns_ = 0;   // limit that they set to the last sleep; 0: cells have moved
+  // Sockets of peers without a doorbell; null while unknown. Used by the thread that set polling_.
   std::unique_ptr<SocketSleep> remote_sockets_;
   bool in_flight_ = false;  // sent cells need this process to get through; see progress()
 
   std::condition_variable changed_;  // notified after progress by the thread that has the doorbell
   bool polling_ = false;             // a thread has the doorbell
-  bool asleep_ = false;              // and sleeps on it now
+  bool asleep_ = false;              // that thread sleeps on it now
   int64_t next_deadline_ns_ = INT64_MAX;  // lower bound of the pending operations' deadlines
   int64_t last_check_ns_ = 0, last_thorough_check_ns_ = 0;
 
   int helpers_ = 0;             // threads in help()
-  uint64_t helper_visits_ = 0;  // how many have come
+  uint64_t helper_visits_ = 0;  // calls of help()
   std::thread worker_;
   std::condition_variable worker_wake_;
   bool worker_parked_ = false;  // it sleeps until unpark_worker()

@@ -17,7 +17,7 @@ constexpr int kMostCellsInTurn = 2 * kRingCells;
 // ranks on each of 2 hosts, 2 cores: 50 us if polled all the time, 20 to 35 us now).
 constexpr int64_t kAskOthersEveryNs = 100'000;
 
-// What a held message is charged besides its data, so that empty messages are bounded, too.
+// Charge for a held message besides its data, so that empty messages are bounded, too.
 constexpr uint64_t kMessageOverheadBytes = 256;
 
 // How much of a message that is read in place one pass copies, so that others get their turn.
@@ -143,8 +143,9 @@ PointToPoint::CellResult PointToPoint::take_cell(Connection& connection, const A
   return CellResult::kTaken;
 }
 
-// Copies the next part of a message from the sender's pool. A sender that gives up such a send ends
-// the group before it releases the memory, so the copy is valid if the group has not failed since.
+// Copies the next part of a message from the sender's pool. A sender that gives up the send ends
+// the group before it releases the memory, so the copy is valid if the group has not failed by
+// then.
 PointToPoint::CellResult PointToPoint::read_in_place(Connection& connection,
                                                      FinishedTransfers* finished) {
   MessagePtr message = connection.incoming;
@@ -204,7 +205,7 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
       return message;
     }
   }
-  // Only the group, which has yet to form, can tell whether data read in place is still valid.
+  // Wait for the group to form: only the group can tell whether data in place is still valid.
   if ((header.flags & kInPlace) != 0 && port->group == nullptr) return nullptr;
   return store_unexpected(*port, std::move(message), finished);
 }
@@ -248,7 +249,7 @@ void PointToPoint::end_abandoned(const MessagePtr& message, FinishedTransfers* f
     if (Status cause = port->group->failure(); !cause.ok()) {
       fail_group(*port, cause, finished);
     } else {
-      // The cause may be on its way, or lost with a process that has died meanwhile.
+      // Only pending, because the cause may be on its way, or lost with a process that has died.
       port->set_pending_cause(make_status(Code::kAborted, "{}: {} gave up its send half-way",
                                           receive->describe(),
                                           receive->group->name_member(message->source)));
@@ -297,7 +298,7 @@ bool PointToPoint::can_read_in_place(const PointToPointGroup& group, const Conne
 }
 
 bool PointToPoint::progress_out(Connection& connection, FinishedTransfers* finished) {
-  // Pending operations wait for the root cause.
+  // Nothing moves any more; pending operations wait for the root cause.
   if (!connection.broken.ok()) return false;
   const bool is_finished = finish_read_in_place(connection, finished);
   int filled = 0;

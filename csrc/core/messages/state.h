@@ -155,7 +155,7 @@ struct PointToPoint::Connection {
   // given back since the connection began reaches the number beside it.
   std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
-  // When it was last polled for cells, or 0 if some moved then; and the channel's in_flight() then.
+  // When the connection was last polled for cells (0: some moved), and in_flight() at that time.
   int64_t polled_ns = 0;
   bool in_flight = false;
 

@@ -127,8 +127,8 @@ PointToPoint::FinishedTransfers PointToPoint::sleep_once(std::unique_lock<std::m
     return end == INT64_MAX ? int64_t{-1} : std::max<int64_t>(end - now, 0);
   };
   if (polling_) {
-    // Ends: the other thread notifies after its progress, and finish_transfer() for this thread's
-    // operation.
+    // This wait ends, because the other thread notifies after its progress, and finish_transfer()
+    // notifies for this thread's operation.
     const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
     if (most_ns < 0) {
       changed_.wait(lock);
@@ -147,7 +147,7 @@ PointToPoint::FinishedTransfers PointToPoint::sleep_once(std::unique_lock<std::m
       const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
       const bool polled = polled_count_ > 0;
       polled_slice_ns_ = next_polled_slice();
-      // Unread data would end every sleep at once.
+      // Not on sockets whose data is left unread: it would end every sleep at once.
       SocketSleep* far_sockets = some_are_polled_ ? remote_sockets_.get() : nullptr;
       asleep_ = true;
       lock.unlock();
@@ -203,7 +203,7 @@ void PointToPoint::work() {
       worker_wake_.wait_for(lock, kWorkerTick, [this] { return stopping_; });
       continue;
     }
-    // Ends: the next pending operation, or the last helper that leaves work behind.
+    // Ended by the next pending operation, or by the last helper that leaves work behind.
     worker_parked_ = true;
     worker_wake_.wait(lock, [this] { return stopping_ || !worker_parked_; });
     idle_ticks = 0;

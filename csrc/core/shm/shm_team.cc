@@ -40,7 +40,7 @@ std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) co
   const size_t least = in_place_.least_bytes >= 0 ? static_cast<size_t>(in_place_.least_bytes)
                                                   : (is_far ? kLeastFarBytes : kLeastNearBytes);
   if (bytes < least) return {};
-  // Too many rounds: Staging::fill() refuses the call.
+  // A call of too many rounds is staged, so that Staging::fill() refuses it.
   if (bytes / tuning_.chunk_bytes * static_cast<size_t>(size()) >= kLastPhase / 4) return {};
   const std::optional<uint64_t> pool_offset = in_place_.pool->find(data, bytes);
   if (tally_ != nullptr) tally_->add_tensor(pool_offset.has_value());

@@ -32,7 +32,7 @@ struct ShmTuning {
   uint64_t staging_bytes = 0;   // at least kLeastBuffers chunks
 };
 
-// Which tensors of this rank the others read in place. Ranks may differ.
+// The tensors of this rank that the others read in place. Ranks may differ.
 struct InPlace {
   std::shared_ptr<TensorPool> pool;  // only tensors in this pool; null: none
   int64_t least_bytes = -1;  // only tensors of at least this size; -1: by the measured distance
@@ -118,12 +118,12 @@ class ShmTeam final : public Team {
 
   // The pool offset of this data if members are to read it in place.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
-  // The same for blocks that must be contiguous.
+  // The same offset for blocks; none if they are not contiguous.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
                                        std::span<const size_t> counts, size_t element_bytes) const;
 
-  // What this rank publishes in rounds of one piece of each block: one block for all its readers,
-  // or one for each rank.
+  // The data that this rank publishes: one block for all readers, or one block for each rank. A
+  // round has one piece of each block.
   struct PublishedBlocks {
     std::span<const void* const> data;
     std::span<const size_t> counts;
@@ -180,7 +180,7 @@ class ShmTeam final : public Team {
   std::unique_ptr<Mailboxes> mailboxes_;
   std::unique_ptr<Staging> staging_;
   std::vector<const void*>
-      sources_;  // one per rank, for reductions; a member to avoid an allocation per call
+      sources_;  // for reductions, by rank; kept from call to call to avoid allocations
   std::unique_ptr<CallTally> tally_;  // null unless calls are logged
 };
 

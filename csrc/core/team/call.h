@@ -1,4 +1,4 @@
-// The collectives: their numbers, which ranks exchange, and their names.
+// The collectives: their numbers (ranks exchange these) and their names.
 #pragma once
 
 #include <cstddef>

@@ -50,7 +50,7 @@ CallRecord make_record(Collective kind, const Reduction& reduction, size_t count
                        const CallOptions& options, int root) {
   CallRecord call = make_record(kind, reduction.dtype, count, options, root);
   call.op = static_cast<uint8_t>(reduction.op);
-  // Other operators ignore it, so ranks need not agree on it.
+  // Other operators ignore the factor, so ranks need not agree on it.
   if (reduction.op == ReduceOp::kPremulSum) call.factor = reduction.factor;
   return call;
 }
@@ -68,7 +68,7 @@ uint64_t hash_call(uint64_t before, const CallRecord& call) {
   const uint64_t kinds = uint64_t{call.kind} | uint64_t{call.dtype} << 8 | uint64_t{call.op} << 16 |
                          uint64_t{static_cast<uint32_t>(call.root)} << 32;
   const uint64_t parts = uint64_t{call.part} | uint64_t{call.part_count} << 32;
-  // Independent products, because this is on the path of each call. An odd factor preserves a
+  // Independent products, for speed: each call computes this hash. An odd factor preserves a
   // difference in one word; differences in several words cancel with probability 2^-64.
   const uint64_t sum = kinds * 0x9e3779b97f4a7c15ull + call.count * 0xc2b2ae3d27d4eb4full +
                        std::bit_cast<uint64_t>(call.factor) * 0x165667b19e3779f9ull +

@@ -12,8 +12,8 @@
 
 namespace dscomm {
 
-// All fields but own_count must agree on all ranks. Eight words, the sequence first: ShmTeam keeps
-// it in shared memory, see members.cc.
+// All fields but own_count must agree on all ranks. Eight words, the sequence first, because
+// ShmTeam keeps records in shared memory (see members.cc).
 struct CallRecord {
   uint64_t sequence = 0;   // number of the call in the Team that compares it
   uint64_t count = 0;      // elements, if all ranks must agree on them; else 0
@@ -26,8 +26,8 @@ struct CallRecord {
   uint8_t is_planned = 0;  // has a CallOptions::plan, which is part of `digest`
   uint32_t part = 0, part_count = 1;
   uint64_t digest = 0;  // hash of values that must agree but do not fit here
-  // Not 0: this is a sub-call of the call of that number in a parent team. The fields above
-  // describe the parent's call, which the user knows. `digest` also covers the sub-call and
+  // If not 0, this is a sub-call of the call with this number in a parent team. The fields above
+  // then describe the parent's call, which the user knows. `digest` also covers the sub-call and
   // CallOptions::history.
   uint64_t parent_number = 0;
 
@@ -40,7 +40,7 @@ static_assert(sizeof(CallRecord) == 64);
 struct Call {
   CallRecord record;
   const CallOptions* options;
-  // Of an all_gather. Only a parent team compares them, because all its sub-calls depend on them.
+  // Only for an all_gather, and compared only by a parent team, whose sub-calls all depend on them.
   std::span<const size_t> out_counts = {};
 };
 
@@ -49,8 +49,8 @@ CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOpt
 CallRecord make_record(Collective kind, const Reduction& reduction, size_t count,
                        const CallOptions& options, int root = -1);
 
-// The record to compare: for a sub-call, that of its parent call with this call in `digest`; else
-// `call`.
+// Returns the record to compare. For a sub-call: the record of its parent call, with a hash of
+// `call` in `digest`. Else: `call`.
 CallRecord as_sub_call(const CallRecord& call, const CallOptions& options);
 
 // Hashes all fields that must agree. `before` is the hash of earlier calls, or the id of the Team.

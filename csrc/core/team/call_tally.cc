@@ -29,7 +29,7 @@ CallTally::~CallTally() {
 void CallTally::add(Collective kind, const char* algorithm, size_t bytes) {
   current_ = kind;
   std::vector<AlgorithmUse>& uses = of(kind).uses;
-  // By address: of one literal in two files, both are kept.
+  // Compared by address, so equal literals in two files may have two entries.
   const auto use = std::ranges::find(uses, algorithm, &AlgorithmUse::algorithm);
   if (use == uses.end()) {
     uses.push_back({algorithm, 1, bytes, bytes});

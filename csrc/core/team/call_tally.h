@@ -1,8 +1,8 @@
-// CallTally: how a Team has carried out its calls, for the log of level debug: the algorithm by
-// size, the tensors that peers read in place, the distance of the peers.
+// CallTally: how a Team has carried out its calls, for the debug log: the algorithm by size, the
+// tensors that peers read in place, the distance of the peers.
 //
-// One line when a collective first takes an algorithm, so that a log of a job that hangs has it,
-// and one for each collective when the Team ends. Not thread-safe: a Team runs a call at a time.
+// Logs a line when a collective first uses an algorithm, so that a hanging job's log has it, and a
+// line for each collective when the Team ends. Not thread-safe: a Team runs one call at a time.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ namespace dscomm {
 
 class CallTally {
  public:
-  // Null unless the level is debug, so that a call costs no more than a test.
+  // Returns null unless the log level is debug, so that a call costs only a test for null.
   static std::unique_ptr<CallTally> make(const std::string& group, const std::string& team);
 
   explicit CallTally(std::string team) : team_(std::move(team)) {}
@@ -26,14 +26,14 @@ class CallTally {
   CallTally(const CallTally&) = delete;
   CallTally& operator=(const CallTally&) = delete;
 
-  // A call begins; `bytes` are this rank's. The algorithm is a literal.
+  // Counts a call with `bytes` bytes on this rank. The algorithm is a string literal.
   void add(Collective kind, const char* algorithm, size_t bytes);
-  // A tensor of this call is large enough to be read in place, and is if it lies in the pool.
+  // Counts a tensor that is large enough to be read in place; it is read so if it lies in the pool.
   void add_tensor(bool is_in_pool);
-  // Where the peers are as known now, a literal.
+  // Sets the distance of the peers, as far as it is known now: a string literal.
   void set_distance(const char* distance) { distance_ = distance; }
 
-  // The line that the Team's end logs for a collective; empty if it was not called.
+  // The line that is logged for a collective at the Team's end; empty if there was no call.
   std::string summary(Collective kind) const;
 
  private:

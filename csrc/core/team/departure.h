@@ -1,5 +1,5 @@
-// Departure: how a rank that has not died is gone, for errors of collectives and messages. It left
-// its group, or its process ended and noted how; see Team::note_end().
+// Departure: how a rank has gone without dying, for errors of collectives and messages. Either it
+// left its group, or its process announced its end (Team::note_end()).
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 namespace dscomm {
 
 struct Departure {
-  // The type of the unhandled exception that ended the process; empty if it ended without one;
-  // nothing if the rank had left before.
+  // The type of the unhandled exception that ended the process; empty if it ended without an
+  // exception; nullopt if the rank had left its group.
   std::optional<std::string> exception;
 
   // "left the group", "ended without destroy_process_group()", "was ended by an unhandled
@@ -19,8 +19,8 @@ struct Departure {
     if (exception->empty()) return "ended without destroy_process_group()";
     return "was ended by an unhandled " + *exception;
   }
-  // What the user should check. If there was no exception, `rule` is the rule that the ranks have
-  // broken.
+  // The advice to the user. It contains `rule`, which the ranks have broken, unless an exception
+  // ended the process.
   std::string advice(const std::string& rule = "every rank must make the same calls") const {
     if (!exception) return rule;
     if (exception->empty()) return "see its output for an error; " + rule;

@@ -35,7 +35,7 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
   return {};
 }
 
-// The same in one outer call: while some chunks travel, others are distributed inside.
+// A broadcast by one outer call: while some chunks travel, others are distributed inside.
 Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype,
                                                   int root, size_t chunk,
                                                   const CallOptions& sub_call) {
@@ -75,10 +75,10 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
   return {};
 }
 
-// First inside each domain. Then each rank carries its block across, in the slice of its local
-// rank. Then leaders distribute the blocks of the other domains. Small blocks are packed, so that
-// the last step is one inner call. Large blocks are distributed from their place in `outs`, which
-// saves two copies.
+// Blocks are gathered first inside each domain. Then each rank carries its block across, in the
+// slice of its local rank. Then leaders distribute the blocks of the other domains. Small blocks
+// are packed, so that the last step is one inner call. Large blocks are distributed from their
+// place in `outs`, which saves two copies.
 Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, DType dtype,
                                         Outputs outs, Counts counts, const CallOptions& sub_call) {
   std::vector<void*> inner_outs;
@@ -225,7 +225,7 @@ Status HierarchicalTeam::spread_blocks(DType dtype, Outputs outs, Counts counts,
     round_counts[local] = count;
     elements += count;
   }
-  if (elements == 0) return {};  // all ranks know the counts
+  if (elements == 0) return {};  // on all ranks, because all know the counts
   return inner_->all_gather(round_outs[index_], round_counts[index_], dtype, round_outs,
                             round_counts, sub_call);
 }
@@ -247,8 +247,8 @@ std::vector<size_t> HierarchicalTeam::outside(Counts counts) const {
 }
 
 // Within a domain, blocks go by the inner Team; between domains, by the direct Team. The inner call
-// runs while the first direct messages travel. If options_.compare_calls is false, the domains also
-// agree on the call then.
+// runs while the first direct messages travel. Without options_.compare_calls, the domains also
+// agree on the call during that time.
 template <typename CallInner, typename CallDirect>
 Status HierarchicalTeam::exchange_blocks(const CallOptions& sub_call, const CallInner& call_inner,
                                          const CallDirect& call_direct) {

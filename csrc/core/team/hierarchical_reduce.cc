@@ -1,5 +1,5 @@
-// The reductions of HierarchicalTeam: reduce inside domains, reduce across them, distribute inside;
-// by chunks that overlap if the tensor is large (overlapped_chunk).
+// The reductions of HierarchicalTeam: reduce inside domains, reduce across them, distribute inside.
+// The chunks of a large tensor overlap (see overlapped_chunk()).
 
 #include <algorithm>
 #include <bit>
@@ -32,8 +32,8 @@ struct HierarchicalTeam::Levels {
   const bool is_widened;  // sums are float32, results are not
 };
 
-// The slices of a chunk. They begin at multiples of 64 bytes (of the elements in place), so that
-// leaders do not write to the same cache line. A chunk of a few cache lines has few slices.
+// The slices of a chunk. They begin at multiples of 64 bytes, counted in the tensor's elements, so
+// that leaders do not write to the same cache line. A chunk of a few cache lines has few slices.
 class HierarchicalTeam::Slicing {
  public:
   Slicing(size_t count, int slice_count, size_t element_bytes)
@@ -75,7 +75,7 @@ void HierarchicalTeam::make_results(std::byte* sums, std::byte* results, size_t 
 
 // Reduces `values` over the domain, and then the slices that this rank leads across domains: to the
 // root's domain or, with root_domain -1, to all. The results of these slices go to their places in
-// `results`, the sums to `sums`, which may be `values` or `results`. One inner call for each
+// `results`, the sums to `sums`, which may be `values` or `results`. Makes one inner call for each
 // local_count() slices.
 Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums, std::byte* results,
                                        const Slicing& slicing, const Levels& levels,
@@ -110,22 +110,22 @@ Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums,
   return {};
 }
 
-// An outer Team cuts a chunk into a few messages.
+// Elements of the shortest chunk, because an outer Team cuts a chunk into a few messages.
 constexpr size_t kLeastChunk = 16;
-// A chunk contains a part of each block of a reduce_scatter. With more blocks, messages would be
-// shorter than 4 KiB, which costs more than overlap gains.
+// A reduce_scatter of more blocks does not overlap. A chunk has a part of each block, so messages
+// would be shorter than 4 KiB, which costs more than overlap gains.
 constexpr size_t kMostOverlappedBlocks = 64;
 constexpr size_t kMostStaging = 16;  // times staging_bytes
 
-// If only some ranks of the larger domains carry data across, or values are copied to rings, more
-// chunks must compensate. (2 hosts, 4 ranks on 2 cores, unthrottled network, time without overlap
-// divided by time with overlap: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of halves with AVG
-// 1.04; 1 MiB: 0.90, 0.93. 1 + 3 ranks, 16 MiB: all-reduce 1.22, broadcast 1.30, all-gather 1.14,
-// reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)
+// If only some ranks of the larger domains carry data across, or values are copied to rings,
+// overlap pays only with more chunks. (2 hosts, 4 ranks on 2 cores, unthrottled network, time
+// without overlap divided by time with overlap: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of
+// halves with AVG 1.04; 1 MiB: 0.90, 0.93. 1 + 3 ranks, 16 MiB: all-reduce 1.22, broadcast 1.30,
+// all-gather 1.14, reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)
 constexpr size_t kLeastChunksOfRings = 8, kLeastChunksOfUneven = 16;
 
-// Small enough that little is not overlapped at the two ends, large enough for the messages of the
-// outer Team.
+// Chunks are small, so that little is not overlapped at the two ends, but large enough for the
+// messages of the outer Team.
 size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes,
                                           size_t least_chunks) const {
   const size_t bytes = count * element_bytes;
@@ -187,7 +187,7 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   std::vector<const void*> ins(members().size());
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
-  // The place of chunk k of each slice.
+  // Sets ins, outs and counts to chunk k of each slice.
   const auto locate = [&](size_t k) {
     for (size_t local = 0; local < counts.size(); ++local) {
       const int slice = static_cast<int>(local);
@@ -210,8 +210,8 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
             counts[local], levels.whole.dtype);
       ins[local] = values;
     }
-    // The members of a domain may be waiting across, which is a later step, but for the first
-    // chunk.
+    // Except in the first chunk, members of the domain may be waiting across, which is a later
+    // step.
     return inner_->reduce_scatter(ins, counts, sums_of(k), levels.inner,
                                   k == 0 ? sub_call : last_call);
   };
@@ -305,7 +305,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
   return {};
 }
 
-// As all_reduce, but across only to the root's domain, and there to the root.
+// As all_reduce, but slices are reduced only to the root's domain, and gathered only by the root.
 Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
                                     const Reduction& reduction, int root,
                                     const CallOptions& sub_call) {
@@ -384,9 +384,9 @@ void HierarchicalTeam::pack(Inputs ins, Counts counts, size_t begin, size_t chun
   }
 }
 
-// The block for a rank travels in the slice of its local rank, whose leader in its domain is this
-// rank. For each chunk of all blocks: pack by leader; reduce-scatter inside, so that each leader
-// has its domain's sums for the destinations of its slices; reduce-scatter across.
+// A rank's block travels in the slice of its local rank, which it leads in its domain. For each
+// chunk of all blocks: pack by leader; reduce-scatter inside, so that each leader has its domain's
+// sums for the destinations of its slices; reduce-scatter across.
 Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
                                             const Reduction& reduction,
                                             const CallOptions& sub_call) {
@@ -416,7 +416,7 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
     for (size_t count : counts) packed_count += in_chunk(count, begin, chunk);
     DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, packed_count * sum_bytes));
     pack(ins, counts, begin, chunk, levels, packed, &regions, &region_counts);
-    auto* block = static_cast<std::byte*>(const_cast<void*>(regions[index_]));  // ours, in staging
+    auto* block = static_cast<std::byte*>(const_cast<void*>(regions[index_]));  // in staging
     DSCOMM_RETURN_IF_ERROR(
         inner_->reduce_scatter(regions, region_counts, block, levels.inner, sub_call));
 
@@ -444,9 +444,9 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
   return {};
 }
 
-// One outer call; meanwhile, chunks are packed and reduced inside. The sums of a domain are in
-// rings, one for the block of each domain's rank of this slice. Results go directly to `out`;
-// widened results go through one more ring.
+// One outer call; meanwhile, chunks are packed and reduced inside. The sums of this domain lie in
+// rings: one ring for each domain, for the block of its rank in this slice. Results go directly to
+// `out`; widened results go through one more ring.
 Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out,
                                                        size_t chunk, const Levels& levels,
                                                        const CallOptions& sub_call) {
@@ -466,9 +466,9 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts
   const auto reduce_next = [&]() -> Status {
     const size_t begin = reduced * chunk;
     pack(ins, counts, begin, chunk, levels, packed, &regions, &region_counts);
-    auto* sums = static_cast<std::byte*>(const_cast<void*>(regions[me]));  // ours, in staging
-    // The members of a domain may be waiting across, which is a later step, but for the first
-    // chunk.
+    auto* sums = static_cast<std::byte*>(const_cast<void*>(regions[me]));  // not const: in staging
+    // Except in the first chunk, members of the domain may be waiting across, which is a later
+    // step.
     DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(regions, region_counts, sums, levels.inner,
                                                   reduced == 0 ? sub_call : later_call));
     for (int rank : destinations_[me]) {

@@ -152,7 +152,7 @@ Status HierarchicalTeam::end_call(const Status& status) {
 }
 
 // A sub-call has shown a difference. But the first difference may be in an earlier call, which this
-// rank finished without the others. The ranks at fault get a moment to report it.
+// rank finished without the others. The ranks at fault get a moment to report the earlier one.
 Status HierarchicalTeam::first_difference(const Status& found) {
   if (!found.message().starts_with(kDifferentCalls) || !options_.compare_calls ||
       !cause_.get().ok())
@@ -206,7 +206,7 @@ Status HierarchicalTeam::leave() {
   Status first;
   for (Team* team : teams_) {
     Status found = team->leave();
-    // Members that are still in the other Teams get it there.
+    // Abort the other Teams, too, so that members that are still in them get the difference.
     if (first.ok() && !found.ok()) abort(first = found);
   }
   return ended.ok() ? first : Status();
@@ -234,14 +234,14 @@ Status HierarchicalTeam::begin_call(Call& call) {
   sub_call_options_.domains = nullptr;  // of the parent team
   sub_call_options_.meanwhile = nullptr;
   if (sub_call_options_.parent == nullptr)
-    sub_call_options_.parent = this;  // the outermost one, which checks all
+    sub_call_options_.parent = this;  // the outermost parent, which checks all child Teams
   call.options = &sub_call_options_;
   return {};
 }
 
 CallOptions HierarchicalTeam::later(const CallOptions& sub_call, int steps, const Chunks* chunks) {
-  // Longer than a failure notice takes, and longer than the time between ranks that begin a call on
-  // a loaded machine; short compared with the timeout.
+  // A step is longer than a failure notice takes, and than the time from the first rank to the last
+  // that begins a call on a loaded machine. It is short compared with the timeout.
   const int64_t step_ns = std::min<int64_t>(250, sub_call.deadline.timeout_ms() / 12) * 1'000'000;
   CallOptions next = sub_call;
   next.deadline = sub_call.deadline.later(steps * step_ns);

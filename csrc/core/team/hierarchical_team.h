@@ -1,7 +1,7 @@
 // HierarchicalTeam: a parent team of other Teams. The ranks are divided into domains: the NUMA
 // nodes or L3 caches of a host, or hosts. An inner Team joins the ranks of one domain, and outer
-// Teams join domains. A direct Team joins all ranks, for blocks, which go from one rank to one
-// other.
+// Teams join domains. A direct Team joins all ranks. It carries blocks, each from one rank to one
+// other rank.
 //
 // Slices. L is the number of ranks in the largest domain. The data has L slices. In each domain,
 // the leader of slice k is local rank k modulo the size of the domain. One outer Team for each
@@ -12,39 +12,40 @@
 //     domain 0: ranks 0 1        slice 0: ranks 0, 2      slice 2: ranks 0, 4
 //     domain 1: ranks 2 3 4      slice 1: ranks 1, 3
 //
-// Arithmetic. First in each domain, in the order of the inner Team, then across, in the order of
-// the outer Team. The order depends on the placement of ranks alone, so a result has the same bits
-// on all ranks and in all runs. float16 and bfloat16 travel through both levels as float32 and are
-// rounded once, at the end, or are rounded at both levels (see HierarchyOptions). AVG divides once,
-// by the number of all ranks. PREMUL_SUM applies its factor at the inner level only.
+// Arithmetic. Reduces first in each domain, in the order of the inner Team, then across, in the
+// order of the outer Team. The order depends on the placement of ranks alone, so a result has the
+// same bits on all ranks and in all runs. float16 and bfloat16 travel through both levels as
+// float32 and are rounded once, at the end, or are rounded at both levels (see HierarchyOptions).
+// AVG divides once, by the number of all ranks. PREMUL_SUM applies its factor at the inner level
+// only.
 //
 // Order. All ranks make their sub-calls in one global order: by chunk of the data, then by step of
-// the algorithm, then by slice. A sub-call completes when all members of its Team have made it. For
-// the earliest incomplete sub-call, no member waits in another one, so there is no deadlock. (A
+// the algorithm, then by slice. A sub-call completes when all members of its Team have made it. No
+// member of the earliest incomplete sub-call waits in another sub-call, so there is no deadlock. (A
 // sub-call of the direct Team begins to send before the others, but waits last.)
 //
 // Overlap. If the outer Teams support chunks (see Chunks), a long all_reduce, all_gather or
 // broadcast makes one outer call for each slice. While the outer call moves some chunks between
 // domains, other chunks are reduced or distributed inside them. The same holds for a long reduce or
-// reduce_scatter, if all domains have the same size. Such a call uses only as many slices as the
-// smallest domain has ranks, so no rank leads two: more slices would not make the smallest domain
-// faster. (An all_gather makes several such calls, each for the blocks of that many ranks of each
-// domain.) The inner calls have the same order on all ranks, for example when reducing (R) and
-// distributing (S) chunks: R0 R1 S0 R2 S1 R3 S2 ... Each inner call follows a certain step of the
-// outer calls, the same step in all of them (if a slice is shorter, its last step). So a rank that
-// waits in an inner call has completed all steps for which the others may wait before they reach
-// this inner call.
+// reduce_scatter, if all domains have the same size. An overlapped call uses only as many slices as
+// the smallest domain has ranks, so no rank leads two: more slices would not make the smallest
+// domain faster. (An all_gather makes several outer calls for each slice, each for the blocks of
+// that many ranks of each domain.) The inner calls have the same order on all ranks, for example
+// when reducing (R) and distributing (S) chunks: R0 R1 S0 R2 S1 R3 S2 ... Each inner call follows a
+// fixed step of the outer calls: the same step in all slices, or the last step of a shorter slice.
+// So a rank that waits in an inner call has completed all steps for which the others may wait
+// before they reach this inner call.
 //
 // Agreement. Each sub-call carries the record of its parent call (CallOptions::parent_call). The
 // Teams below compare these records and show them in errors. So two ranks of one Team that make
 // different calls detect this in the first sub-call that they share. The domains and slice 0
 // together join all ranks. In each call, each rank takes part in these Teams, even with no
 // elements, before it uses another slice or waits in the direct Team: first in its domain, then, as
-// leader of slice 0, with the other leaders. (A leader of slice 0 may begin there.) So any
-// disagreement is detected by some pair of neighbours. The two end all their Teams. Ranks that wait
-// for them, or call next, adopt the cause. A rank that waits for none of the ranks that disagree
-// (the root of a broadcast, a sender of a gather) may have returned by then. It gets the cause in
-// its next call, as in any Team.
+// leader of slice 0, with the other leaders. (A leader of slice 0 may begin with the other
+// leaders.) So any disagreement is detected by some pair of neighbours. The two end all their
+// Teams. Ranks that wait for them, or call next, adopt the cause. A rank that waits for none of the
+// ranks that disagree (the root of a broadcast, a sender of a gather) may have returned by then. It
+// gets the cause in its next call, as in any Team.
 //
 // With HierarchyOptions::compare_calls, ranks that wait for long make all ranks compare their
 // calls. Then calls that use the direct Team skip slice 0, and domains without the root skip their
@@ -62,9 +63,9 @@
 // unchanged. A rank that waits in one Team checks the others for aborts, but not for deaths,
 // because a dead rank may have published all that is needed. A rank that waits for the dead rank
 // itself sees the death, fails, and aborts its Teams. So the ranks that wait for this rank fail
-// too, and so on. But a rank may not have reached the call, and then it sees nothing. If it is
-// known which rank has begun which call (HierarchyOptions::note_call), `received_notice` reports a
-// rank that died before this call.
+// too, and so on. But a rank may not have reached the call, and then it sees nothing. If
+// HierarchyOptions::note_call makes the begun calls of each rank known, `received_notice` reports a
+// rank that died before it began this call.
 #pragma once
 
 #include <array>
@@ -92,9 +93,9 @@ struct HierarchyOptions {
   // The Teams below are called "<name>/domain<d>", "<name>/slice<k>" and "<name>/direct".
   std::string name;
   // About how much data is in flight at once, and the size of each of the two buffers that a rank
-  // allocates when it needs them. Overlapped calls have two chunks in flight for each slice: of up
-  // to twice this size in the caller's memory, or up to 16 times this size in these buffers. Among
-  // so many domains that messages would be short, chunks are longer. The same on all ranks.
+  // allocates when it needs them. Overlapped calls have two chunks in flight for each slice. A
+  // chunk has up to twice this size in the caller's memory; a buffer has up to 16 times this size.
+  // With so many domains that messages would be short, chunks are longer. The same on all ranks.
   size_t staging_bytes = size_t{1} << 20;
   // Whether sums of float16 and bfloat16 are float32 from end to end and rounded once. Otherwise
   // they are rounded at each of the two levels, and half as many bytes travel across. AVG and
@@ -102,13 +103,13 @@ struct HierarchyOptions {
   bool halves_as_float32 = true;
   // Failure notices between ranks that share no child Team: `send_notice` sends the cause to all
   // ranks, `received_notice` returns a cause that has arrived. Without them, causes travel through
-  // the child Teams. Any thread; they do not block.
+  // the child Teams. Called from any thread; must not block.
   std::function<void(const Status& cause, uint64_t unfinished_call)> send_notice = {};
   std::function<Status(uint64_t call)> received_notice = {};  // see Team::failure_in()
   // For comparing calls between ranks that share no child Team. Called before the first sub-call of
   // each call. reads_all: this rank needs data from all others.
   std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
-  // See Team::compare_calls(). Requires `received_notice`. With it, domains skip the agreement in
+  // See Team::compare_calls(). Requires `received_notice`. If set, domains skip the agreement in
   // calls in which ranks wait only for ranks whose data they need.
   std::function<void(bool always)> compare_calls = {};
   std::string group = {};  // its name, for the log
@@ -120,10 +121,10 @@ class HierarchicalTeam final : public Team {
   static constexpr const char* kDirect = "/direct";
 
   // Collective. `domains` divides the ranks 0 to n-1 and is the same on all ranks. Each rank makes
-  // its Teams in this order: its domain, the slices that it leads, ascending, and the direct Team,
-  // also by `make_outer`. A Team of one rank is a SelfTeam and needs no factory. If a factory
-  // fails, the Teams that this rank has made are aborted, so that the other ranks fail instead of
-  // waiting.
+  // its Teams in this order: by `make_inner`, its domain's; by `make_outer`, those of the slices
+  // that it leads, ascending, and the direct Team. A Team of one rank is a SelfTeam and needs no
+  // factory. If a factory fails, the Teams that this rank has made are aborted, so that the other
+  // ranks fail instead of waiting.
   static Result<std::unique_ptr<HierarchicalTeam>> make(int rank,
                                                         std::vector<std::vector<int>> domains,
                                                         const TeamFactory& make_inner,
@@ -193,12 +194,12 @@ class HierarchicalTeam final : public Team {
                                   const Levels& levels, int root, size_t chunk,
                                   const CallOptions& sub_call);
 
-  // Elements of a chunk of an overlapped call, for blocks with up to `count` elements of this size
-  // for each slice, and at least `least_bytes`; 0 if the blocks are too short, or nothing can
-  // overlap.
+  // Elements of a chunk of an overlapped call in which each slice has blocks of up to `count`
+  // elements of this size. A chunk has at least `least_bytes`. 0 if the blocks are too short, or if
+  // nothing can overlap.
   size_t overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes = 0,
                           size_t least_chunks = 2) const;
-  // The same for an all_reduce or a reduce, from its slices.
+  // For the slices of an all_reduce or a reduce.
   size_t overlapped_chunk(const Slicing& slicing, const Levels& levels, bool is_in_place) const;
   // `chunk`, rounded down to a size that rings allow, or rounded up if that is below `least_bytes`.
   size_t ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes = 0) const;
@@ -266,7 +267,7 @@ class HierarchicalTeam final : public Team {
   std::vector<std::vector<int>> destinations_;
 
   CallRecord call_;  // the call in progress
-  CallOptions sub_call_options_{Deadline::after(std::chrono::milliseconds(0))};  // of its sub-calls
+  CallOptions sub_call_options_{Deadline::after(std::chrono::milliseconds(0))};
   uint64_t sequence_ = 0;
 
   std::unique_ptr<Team> inner_;

@@ -26,7 +26,7 @@ struct CallOfRank {
   const CallRecord& call;
   const std::string& name;
 };
-// The same, with the lower rank first, so that both ranks produce the same text.
+// Names the lower rank first, so that both ranks produce the same text.
 std::string describe_mismatch(const CallOfRank& one, const CallOfRank& other);
 
 }  // namespace dscomm

@@ -27,7 +27,7 @@ Status check_lists(const char* collective, size_t buffer_count, size_t count_cou
                      buffer_count, count_count, expected);
 }
 
-// The same for lists with one entry for each rank. This rank's entry must be `own_count`.
+// For lists with one entry for each rank. This rank's count must be `own_count`.
 Status check_lists(const char* collective, size_t buffer_count, Team::Counts counts,
                    size_t own_count, int rank, int size) {
   DSCOMM_RETURN_IF_ERROR(

@@ -1,5 +1,5 @@
-// Team: a set of ranks that can do collectives. A Team may be made of others: it is their parent
-// team, and its calls are made of their calls, its sub-calls.
+// Team: a set of ranks that can do collectives. A parent team is a Team that is made of other
+// Teams, its child Teams: each of its calls is made of calls of the child Teams, the sub-calls.
 //
 // A Team runs one collective at a time. The engine, or the parent team, calls it in the group's
 // order and never from two threads at once; only abort() may be called from any thread. Each call
@@ -31,22 +31,22 @@ struct Call;
 struct CallRecord;
 class Team;
 
-// For a sub-call whose input is produced, and whose results are consumed, while it is in progress:
-// so a parent team overlaps its own work with that of the sub-call. Both functions run on the
-// calling thread, inside the call. If one fails, the call fails with that status.
+// Lets a parent team produce the input of a sub-call, and consume its results, while the sub-call
+// is in progress, so that the work of both overlaps. Both functions run on the calling thread,
+// inside the call. If one fails, the call fails with that status.
 struct Chunks {
-  size_t count = 0;  // elements of a chunk of each block of the call; the last one may be shorter
-  // Not 0: a reduction reads value i of each block at i modulo `ring`, which is two chunks;
-  // `out_ring` is the same for results. Then `count` is a power of two, or a multiple of four times
-  // the elements of Team::piece_bytes().
+  size_t count = 0;  // elements of each block in one chunk; the last chunk may be shorter
+  // If `ring` is not 0, it is two chunks, and a reduction reads value i of each block at i modulo
+  // `ring`; `out_ring` does so for results. With a ring, `count` is a power of two, or a multiple
+  // of four times the elements of Team::piece_bytes().
   size_t ring = 0, out_ring = 0;
-  // Called before values are read, with a growing `end`: must produce all values before it. (It may
-  // lie behind the last value.) The first chunk exists from the beginning. At most two chunks are
-  // in progress: chunk k + 2 is requested after chunk k has been read and passed to consume().
-  // Empty if all values exist.
+  // Called before values are read, with a growing `end`: must produce all values before `end`,
+  // which may lie behind the last value. The first chunk exists from the beginning. At most two
+  // chunks are in progress: chunk k + 2 is requested after chunk k has been read and passed to
+  // consume(). Empty if all values exist.
   std::function<Status(size_t end)> make;
-  // Called when all results before `end` exist and the values before it will not be read again. May
-  // be omitted in a short call, whose results exist when it returns. May be empty.
+  // Called when all results before `end` exist and the values before `end` will not be read again.
+  // A short call need not call this: all its results exist when it returns. May be empty.
   std::function<Status(size_t end)> consume;
 };
 
@@ -59,12 +59,12 @@ struct CallOptions {
   // Set by the parent team: its call, of which this one is a sub-call. Members must agree on it,
   // because sub-calls of different calls may be identical. Errors show it.
   const CallRecord* parent_call = nullptr;
-  // With `parent_call`: a hash of the calls before it, on which members must also agree. A rank
-  // that needs no data from others may have finished an earlier call in which they differ.
+  // With `parent_call`: a hash of the calls before that one, on which members must also agree: a
+  // rank that needs no data from others may have finished an earlier call that differs.
   uint64_t history = 0;
-  // The outermost parent team. An error that ends it ends this call: waits call its failure_in()
-  // now and then, because a rank that waits in one child Team may learn of a fault only through
-  // another.
+  // The outermost parent team. An error that ends this parent team ends the call, too: waits call
+  // parent->failure_in() now and then, because a rank that waits in one child Team may learn of a
+  // fault only through another.
   Team* parent = nullptr;
   // Only for a Team that takes_chunks(), in an all_reduce, reduce, reduce_scatter, all_gather or
   // broadcast. The same count on all ranks.
@@ -136,28 +136,28 @@ class Team {
   // Returns when all members have called it.
   Status barrier(const CallOptions& options);
 
-  // Ends the Team for all members with this cause. Any thread. Does not block.
+  // Ends the Team for all members with this cause. Thread-safe. Does not block.
   virtual void abort(const Status& cause) = 0;
 
-  // The cause that ended the Team, or OK. Adopts a member's abort; from then on, returns the same
-  // cause. Does not check for deaths. Any thread. Inexpensive.
+  // The cause that ended the Team, or OK. Adopts a member's abort; later calls return the same
+  // cause. Does not check for deaths. Thread-safe. Inexpensive.
   virtual Status failure() = 0;
 
   // Publishes that this rank's process is about to end without having left: because of an unhandled
-  // exception of this type, or, if empty, for an unknown reason. Calls still work until the process
-  // is gone. Any thread.
+  // exception of this type, or for an unknown reason if `exception` is empty. Calls still work
+  // until the process is gone. Thread-safe.
   virtual void note_end(const std::string& /*exception*/) {}
 
   // Publishes that this rank makes no more calls. Compares its calls, without waiting, with those
-  // that other members have published: kMismatch if they differ and no rank has reported it yet.
-  // The last call, on the thread of the calls. The destructor leaves, too.
+  // that other members have published: kMismatch if a difference is found that no rank has reported
+  // yet. Call it last, on the thread of the calls. The destructor leaves, too.
   virtual Status leave() { return {}; }
 
-  // The rest is for parent teams and their Teams, on the thread of the calls.
+  // The rest is for parent teams and their child Teams, on the thread of the calls or thread-safe.
 
   // For the outermost Team, on the thread of the call in progress: makes the other members compare
-  // their last calls, including this one, with this rank's. A difference ends the Team; see
-  // FailureDetector::compare_calls(). Does not wait. Does nothing if the Team cannot do it.
+  // their last calls with this rank's, including the call in progress. A difference ends the Team;
+  // see FailureDetector::compare_calls(). Does not wait. Does nothing if unsupported.
   virtual void compare_calls(bool /*always*/) {}
   // Whether the Team supports CallOptions::chunks and CallOptions::meanwhile.
   virtual bool takes_chunks() const { return false; }
@@ -167,22 +167,22 @@ class Team {
   virtual size_t least_chunk_bytes() const { return 0; }
   // kPeerDied if a member is known to have died without leaving. Does not end the Team.
   virtual Status death() { return {}; }
-  // The cause that ended the Team, for the call of this number (CallRecord::number()) in progress.
-  // Ignores the abort of a member that had finished that call before, because it has published all
-  // that the call needs. kAnyCall ignores nothing. Adopts no abort. Any thread.
+  // The cause that ended the Team, for the call in progress, which has this CallRecord::number().
+  // Ignores the abort of a member that had finished that call: the member has published all that
+  // the call needs. With kAnyCall, ignores none. Adopts no abort. Thread-safe.
   virtual Status failure_in(uint64_t /*call*/) { return failure(); }
   // Sets the outermost parent team, whose calls are counted in abort records. Call it before the
   // first call. The parent outlives this Team.
   virtual void set_parent(const Team* /*parent*/) {}
-  // How many calls this rank has finished, for abort records. Any thread.
+  // How many calls this rank has finished, for abort records. Thread-safe.
   virtual uint64_t finished_calls() const { return 0; }
 
  protected:
   // Each collective above checks its arguments, makes the record of the call, and then calls
   // begin_call(), its run_*() and end_call().
 
-  // Before anything is published. Fails on a dead Team. A parent team replaces the options of the
-  // call, which run_*() gets, by those of its sub-calls.
+  // Called before anything is published. Fails on a dead Team. A parent team replaces
+  // `call.options`, which run_*() gets, by the options of its sub-calls.
   virtual Status begin_call(Call& /*call*/) { return {}; }
   // The status of the call, given that of run_*().
   virtual Status end_call(const Status& status) { return status; }

@@ -9,11 +9,11 @@
 // The form depends on the size alone, so all ranks choose the same. Staged data needs no closing
 // barrier: a buffer is reused once its readers have acknowledged it.
 //
-// In the chunked form a rank may let the others read its tensor in place, whatever they do with
-// theirs: they read its input there and, if in == out, its results. Only rank k reads slice k of
-// the input. The tensor's owner overwrites slice k with rank k's result, after rank k has posted
-// that result. So once the owner has gathered, nobody reads its input any more. Before it returns,
-// the others must have acknowledged that they have gathered its results.
+// In the chunked form, each rank decides for itself whether the others read its tensor in place.
+// They then read its input there and, if in == out, its results. Only rank k reads slice k of the
+// input. The tensor's owner overwrites slice k with rank k's result, after rank k has posted that
+// result. So once the owner has gathered, nobody reads its input any more. Before the owner
+// returns, the others must have acknowledged that they have gathered its results.
 #include "core/base/round_up.h"
 #include "core/shm/shm_team.h"
 
@@ -102,10 +102,10 @@ struct ShmTeam::ChunkedAllReduce {
   const uint32_t chunks = rounds_of(count, chunk_count);
   const std::optional<uint64_t> pool_offset = team.find_in_pool(in, bytes);
   const bool input_in_place = pool_offset.has_value();
-  // Only if the input is, because c10d's all-reduce has in == out.
+  // Only the input is looked up in the pool, because c10d's all-reduce has in == out.
   const bool result_in_place = input_in_place && in == out;
   // Rank k has just read the memory into which its slice is gathered: ordinary stores would first
-  // fetch each cache line back from its cache.
+  // fetch each cache line back from rank k's cache.
   const Stores gather_stores =
       result_in_place && bytes >= kPastCachesBytes ? Stores::kStreaming : Stores::kOrdinary;
 
@@ -133,7 +133,7 @@ struct ShmTeam::ChunkedAllReduce {
       return {};
     }
     DSCOMM_ASSIGN_OR_RETURN(auto* buffer, team.staging_->fill(input_round(chunk)));
-    // All but this rank's slice, which reduce() reads from the tensor.
+    // Copies all but this rank's slice, which reduce() reads from the tensor.
     const Part own = part_of(team.rank(), chunk);
     const std::byte* from = in + own.at - own.before;
     const size_t after = own.before + own.count * element_bytes;

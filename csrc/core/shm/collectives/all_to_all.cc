@@ -1,6 +1,6 @@
 // All-to-all through memory: in each round a rank stages a piece of its block for every other rank,
 // and copies its own pieces out of the others' staging, starting with its successor. Blocks may
-// differ in size: a rank's table has the count that it sends to each rank, and a reader checks its
+// differ in size: each rank's table has the counts that the rank sends, and a reader checks its own
 // count before it copies.
 #include <cstring>
 
@@ -19,7 +19,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
   const uint32_t rounds =
       std::max(own.rounds, rounds_of(std::ranges::max(out_counts) * element_bytes, piece));
   if (out_counts[me] > 0) std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
-  // Where in rank k's tensor the block for this rank begins, in bytes, by rank k's table.
+  // By rank: the offset in bytes, from that rank's table, of the block for this rank in its tensor.
   std::vector<size_t> begins(outs.size(), 0);
 
   for (uint32_t round = 0; round < rounds; ++round) {

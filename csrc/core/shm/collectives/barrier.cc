@@ -1,5 +1,5 @@
-// Barrier: each rank posts and waits for all others. Flat, because with the ranks of one host P
-// loads are cheaper than a second hand-over.
+// Barrier: each rank posts and waits for all others. It is flat, because among the ranks of one
+// host a load for each rank is cheaper than a second hand-over.
 #include "core/shm/shm_team.h"
 
 namespace dscomm {

@@ -20,7 +20,7 @@ void Aborts::abort(const Status& cause) {
   cause_ = cause;
   Mailbox& own = *members_.own;
   AbortRecord& record = own.abort;
-  // From the posted words, because Members::sequence belongs to the thread that runs the group.
+  // Taken from the posted words: Members::sequence belongs to the thread that runs the group.
   record.sequence = 0;
   for (const Slot& slot : own.slots)
     record.sequence =
@@ -34,8 +34,8 @@ void Aborts::abort(const Status& cause) {
   // Pairs with has_any(), find(), failure_in() and check_each_source(). Sequentially consistent,
   // and an exchange: after this, the caller may write a tensor that members read in place. A member
   // that has read such a write must see this word in check_sources(), after its last read. The
-  // fence: before Armv8.1 an exchange is a load and a store, and only the load is ordered before
-  // the caller's stores.
+  // fence is for Armv8.0, where an exchange is a load and a store, and only the load is ordered
+  // before the caller's stores.
   own.aborted.exchange(1, std::memory_order_seq_cst);
   fence(std::memory_order_seq_cst);
   // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
@@ -89,7 +89,7 @@ Status Aborts::check_each_source() {
     const Mailbox& view = *members_.views[k];
     if (reads_in_place_[k] != members_.sequence) continue;
     if (view.aborted.load(std::memory_order_acquire) == 0) continue;  // pairs with abort()
-    // Its call succeeded, so this rank had acknowledged its last read of the tensor before.
+    // The member's call succeeded, so this rank had acknowledged its last read of the tensor.
     if (view.done.load(std::memory_order_acquire) >= phase_word(members_.sequence + 1, 0))
       continue;  // pairs with end()
     return failure();

@@ -19,16 +19,16 @@ class Aborts {
       : members_(members), reads_in_place_(members.entries.size(), 0) {}
 
   // Ends the group with a cause that this rank found in the call in progress: `cause` names the
-  // rank at fault and the reason. Returns the status to raise. From the thread of the calls.
+  // rank at fault and the reason. Returns the status to raise. Call it on the thread of the calls.
   Status fail(Code code, const std::string& cause);
   // Ends the group; keeps an earlier cause.
   void abort(const Status& cause);
-  // The same; returns the first cause.
+  // Ends the group; returns the first cause.
   Status adopt(const Status& cause) {
     abort(cause);
     return own();
   }
-  // This rank's first cause; adopts a member's that find() finds.
+  // This rank's first cause; adopts a member's cause that find() finds.
   Status failure(uint64_t call = kAnyCall) { return has_any() ? first_cause(call) : Status(); }
   // The first cause among the members' abort records, except those of members that had finished
   // this call before; OK if there is none.
@@ -38,9 +38,9 @@ class Aborts {
   void set_parent(const Team* parent) { counts_calls_ = parent; }
   uint64_t finished_calls() const;
 
-  // Says that this call reads a tensor of `member` in place. From the thread of the calls.
+  // Says that this call reads a tensor of `member` in place. Call it on the thread of the calls.
   void reads_in_place(int member) { reads_in_place_[member] = last_in_place_ = members_.sequence; }
-  // After the last read of the call.
+  // Fails if data that was read in place may have changed. Call it after the last read of the call.
   Status check_sources() {
     return last_in_place_ == members_.sequence ? check_each_source() : Status();
   }
@@ -58,7 +58,7 @@ class Aborts {
 
   const Members& members_;
   const Team* counts_calls_ = nullptr;  // see set_parent(); null: this Team
-  // Of each member: the last call in which this rank read its tensor; and of all.
+  // The last call in which this rank read a tensor in place: of each member, and of any member.
   std::vector<uint64_t> reads_in_place_;
   uint64_t last_in_place_ = 0;
 

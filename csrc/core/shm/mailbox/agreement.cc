@@ -9,8 +9,8 @@ Status Agreement::compare(int member, uint64_t sequence) {
   const Slot& theirs = members_.views[member]->slots[sequence % kSlots];
   uint64_t posted = theirs.posted.load(std::memory_order_acquire);  // pairs with post()
   if (sequence_of(posted) != sequence || posted == phase_word(sequence, 0)) return {};
-  // Acquire pairs with the release in begin(): a hash of a later call brings that call's posted
-  // word.
+  // Acquire pairs with the release in begin(): after a load of a later call's hash, that call's
+  // posted word is visible, too.
   uint64_t hash = theirs.hash.load(std::memory_order_acquire);
   if (sequence_of(theirs.posted.load(std::memory_order_relaxed)) != sequence) return {};
   if (hash != members_.own->slots[sequence % kSlots].hash.load(std::memory_order_relaxed))
@@ -48,7 +48,7 @@ Status Agreement::find_missing_member() const {
   const uint64_t noted = noted_.load(std::memory_order_relaxed);
   for (int member = 0; noted > 0 && member < members_.size(); ++member) {
     if (member == members_.rank) continue;
-    // In this order, because a call noted before the departure counts.
+    // Checks for the departure first, because a call noted before it counts.
     const MemberState member_state = members_.member_state(member);
     if (member_state == MemberState::kPresent || members_.newest_record(member).sequence >= noted)
       continue;
@@ -60,14 +60,14 @@ Status Agreement::find_missing_member() const {
 }
 
 // Compares the calls that no rank has waited for: hashes with members that have posted the same
-// calls, and the number of calls with members that make no more, because they left or their process
-// ended in order. A member that is still in the group may be some calls behind or ahead; it
-// compares when it leaves. A death is no evidence of a mistake in the program.
+// calls, and the number of calls with members that make no more calls, because they left or their
+// process ended in order. A member that is still in the group may be some calls behind or ahead,
+// and compares when it leaves. A death is no evidence of a mistake in the program.
 Status Agreement::compare_last_calls() {
   const CallRecord mine = members_.newest_record(members_.rank);
   for (int member = 0; member < members_.size(); ++member) {
     if (member == members_.rank) continue;
-    // Read before the calls are counted, because their number is final then.
+    // Loaded before the calls are counted: if true, their number is final.
     const bool is_done =
         members_.views[member]->closed.load(std::memory_order_seq_cst) != 0 ||  // see leave()
         members_.member_state(member, true) == MemberState::kLeft;

@@ -2,9 +2,9 @@
 // is that of describe_mismatch() (core/team/mismatch.h).
 //
 // A slot holds a rolling hash of every call so far. A rank that waits for another compares the
-// hashes. The other calls (those of a broadcast's root, say) are compared at the next call, before
-// the slot is reused, and when the rank leaves. So every rank that is in the group, or next enters
-// it, learns of a difference; and of two ranks that leave, the later one.
+// hashes. A rank that did not wait for another (a broadcast's root, say) compares them at its next
+// call, before the slot is reused, and when it leaves. So every rank that makes further calls
+// learns of a difference; of two ranks that leave, the later one does.
 #pragma once
 
 #include <atomic>
@@ -21,22 +21,22 @@ class Agreement {
     verified_[members.rank] = UINT64_MAX;
   }
 
-  // Compares a member's rolling hash of a call with this rank's, unless that was done, if the
-  // member has posted that call and not yet reused its slot. Does not block.
+  // Compares a member's rolling hash of a call with this rank's, if the member has posted that call
+  // and not yet reused its slot. Does nothing if that was done before. Does not block.
   Status verify(int member, uint64_t sequence) {
     return has_verified(member, sequence) ? Status() : compare(member, sequence);
   }
   bool has_verified(int member, uint64_t sequence) const { return verified_[member] >= sequence; }
 
-  // Says that the calls so far only formed a Team that is composed of others, whose calls
-  // note_call() counts. From the thread of the calls.
+  // Says that the calls so far only formed a parent team, whose calls note_call() counts. Call it
+  // on the thread of the calls.
   void end_forming() { forming_calls_ = members_.sequence; }
-  // Says that this rank begins a call in a Team that is composed of others: members compare the
-  // newest when they leave. `reads_all`: it needs data from every member. Between calls of the
-  // Mailboxes, from their thread.
+  // Says that this rank begins a call of a parent team: members compare the newest of these calls
+  // when they leave. `reads_all`: the call needs data from every member. Call it between calls of
+  // the Mailboxes, on their thread.
   void note_call(const CallRecord& call, bool reads_all);
-  // Which member is gone without having begun the newest of these calls, if that reads all. Any
-  // thread.
+  // The error for a member that is gone without having begun the newest of these calls, if that
+  // call reads all. Thread-safe.
   Status find_missing_member() const;
   // Call it when this rank leaves. kMismatch if a member's calls differ.
   Status compare_last_calls();
@@ -49,7 +49,7 @@ class Agreement {
   Aborts& aborts_;
   std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
   uint64_t forming_calls_ = 0;      // see end_forming()
-  // The newest call of note_call(), if it reads all; else 0. Its owner's thread writes it.
+  // The newest call of note_call() if that reads all; else 0. Written by the thread of the calls.
   std::atomic<uint64_t> noted_{0};
 };
 

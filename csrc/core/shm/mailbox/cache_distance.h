@@ -2,9 +2,9 @@
 // last-level cache (cache-near; else cache-far), or even the core's own caches.
 //
 // Each rank writes a latency probe now and then, and times the load of another rank's, which comes
-// out of that rank's cache. The topology cannot tell: virtual machines report one cache where there
-// are several, and move between them. Ranks may differ in the result, because it changes only how
-// and where a rank writes its own data.
+// out of that rank's cache. The topology cannot tell: a virtual machine may report one cache where
+// the host has several, and its cores may move from one cache to another. Ranks may differ in the
+// result, because it changes only how and where a rank writes its own data.
 #pragma once
 
 #include <cstddef>
@@ -54,7 +54,7 @@ class CacheDistance {
   // Whether distances are known and all these members run on this core, as hardware threads or in
   // turn, so that they share its first-level caches.
   bool is_same_core() const { return same_ > 0 && same_ == far_ + near_; }
-  // For people, a literal.
+  // A text for the log, a string literal.
   const char* describe() const {
     if (far_ + near_ == 0) return "distance not measured yet";
     if (is_far()) return "cache-far";

@@ -1,7 +1,7 @@
 // Diagnosis: whether a wait that takes long still makes sense, and which rank is at fault if not.
 //
-// Published data counts, also after an abort, a departure or a death. A wait that has seen one of
-// these loads its word again, and fails only if the word has not reached its target.
+// After an abort, a departure or a death, published data still counts: the wait loads its word
+// again, and fails only if the word has not reached its target.
 #include <algorithm>
 
 #include "core/base/format.h"
@@ -35,15 +35,15 @@ class MemberMonitor final : public WaitMonitor {
     const Status cause = aborts_.check(
         mailboxes_.call().number, [this](uint64_t call) { return find_cause(mailboxes_, call); });
     if (!cause.ok()) return has_come() ? Status() : mailboxes_.aborts().adopt(cause);
-    // All members, not only the awaited one: two ranks that each take themselves for the root wait
-    // for each other's acknowledgements, and neither reads the other's call. Not in begin(), where
-    // the own slot still holds an older call.
+    // Compares calls with all members, not only the awaited one: if two ranks both act as the root,
+    // each waits for the other's acknowledgement, and neither reads the other's call. Does not
+    // compare in begin(), where the own slot still holds an older call.
     const bool begun =
         sequence_of(members_.slot(members_.rank).posted.load(std::memory_order_relaxed)) ==
         members_.sequence;  // this thread's own store
     for (int member = 0; begun && member < members_.size(); ++member)
       DSCOMM_RETURN_IF_ERROR(mailboxes_.agreement().verify(member, members_.sequence));
-    // The pidfd costs a system call: every eighth look is some 100 ms.
+    // Polling the pidfd costs a system call, so only every eighth look does it, after some 100 ms.
     const bool thoroughly = ++looks_ % 8 == 0;
     const MemberState member_state = members_.member_state(member_, thoroughly);
     if (member_state != MemberState::kPresent)
@@ -59,8 +59,8 @@ class MemberMonitor final : public WaitMonitor {
     return ends_in_overtime() ? timed_out() : Status();
   }
 
-  // The awaited rank may itself wait for the one at fault. Besides it, name those that have not
-  // posted this call; or, if all have, those that have read least.
+  // The awaited rank may itself wait for the rank at fault. So the error also names the ranks that
+  // have not posted this call or, if all have, the ranks that have read least.
   Status timed_out() override {
     std::vector<uint64_t> reached(members_.views.size(), UINT64_MAX);
     for (int other = 0; other < members_.size(); ++other)
@@ -92,8 +92,8 @@ class MemberMonitor final : public WaitMonitor {
   }
 
  private:
-  // Data published before an abort, a departure or a death counts. The load that saw the end has
-  // acquired all stores before it, so the word is loaded after it.
+  // Data published before an abort, a departure or a death counts. The load that saw this event has
+  // acquired all stores before it, so the word is loaded afterwards.
   bool has_come() const {
     return word_.load(std::memory_order_acquire) >= target_;  // pairs with the owner's exchange
   }
@@ -160,7 +160,7 @@ Status Mailboxes::ask_until(const std::function<bool()>& is_there, const std::st
     for (int member = 0; member < size(); ++member) {
       if (member == rank()) continue;
       const MemberState member_state = members_.member_state(member);
-      // In this order, because data published before the departure counts.
+      // Checks for the departure first, because data published before it counts.
       if (member_state != MemberState::kPresent && !members_.has_posted(member))
         return fail(
             member_state == MemberState::kLeft ? Code::kPeerLeft : Code::kPeerDied,

@@ -13,7 +13,7 @@ class LatencyProbes {
  public:
   explicit LatencyProbes(const Members& members) : members_(members), distance_(members.size()) {}
 
-  // At the begin of a call of `count` elements: whether it takes the next probe.
+  // Call it at the begin of a call of `count` elements. Decides whether the call uses a probe.
   void choose(uint64_t count) {
     const uint64_t sequence = members_.sequence, ranks = members_.entries.size();
     const bool is_short = sequence < kFirstCalls || count >= kLargeCount;
@@ -25,11 +25,11 @@ class LatencyProbes {
       observed_ =
           static_cast<int>((static_cast<uint64_t>(members_.rank) + 1 + turn % (ranks - 1)) % ranks);
     } else if (place == 1) {
-      read(observed_);  // a root had nothing to wait for
+      read(observed_);  // a root waited for no member, so it reads only now
     }
   }
 
-  // Right before data is published, so that a rank that sees the data finds the probe fresh.
+  // Call it right before publishing data, so that a rank that sees the data finds the probe fresh.
   void write() {
     if (writes_)
       members_.own->latency_probes[probe_].written_ns.store(monotonic_ns(),
@@ -53,22 +53,22 @@ class LatencyProbes {
   const CacheDistance& distance() const { return distance_; }
 
  private:
-  // Once in so many calls, each rank writes a latency probe and times a load of one member's. The
-  // short period holds in a group's first calls and in large ones, so that the distance is known
-  // early.
+  // Once in a period of so many calls, each rank writes a latency probe and times a load of one
+  // member's probe. The short period applies to a group's first calls and to large calls, so that
+  // the distance is known early.
   static constexpr uint64_t kPeriod = 32, kShortPeriod = 2;
   static constexpr uint64_t kFirstCalls = 64;
   static constexpr uint64_t kLargeCount = 64 << 10;  // elements
-  // An older probe may have been evicted from its owner's cache. The limit is not lower, because a
-  // rank that mistakes far for near arrives late and must still find fresh probes.
+  // Older probes do not count: they may have left their owner's cache. The limit is not lower,
+  // because a rank that mistakes far for near arrives late and must still find fresh probes.
   static constexpr int64_t kFreshNs = 100'000;
 
   const Members& members_;
   CacheDistance distance_;
   size_t probe_ = 0;
   bool writes_ = false;  // in this call
-  int observed_ = -1;    // the member whose probe it times; -1: none, or it has
-  std::array<int64_t, kLatencyProbes> timed_ns_ = {};  // when it last timed each, of any member
+  int observed_ = -1;    // the member whose probe is to be timed; -1: none
+  std::array<int64_t, kLatencyProbes> timed_ns_ = {};  // time of each probe's last load, any member
 };
 
 }  // namespace dscomm

@@ -50,12 +50,12 @@ struct ArenaHeader {
   // a fraction of a millisecond, visible through a read-only mapping.
   alignas(kLinePairBytes) pthread_mutex_t life;
   // Not zero while a thread of the owner sleeps on its doorbell. A peer that posts to a channel
-  // that the owner reads, or consumes from one that it writes, then sends the doorbell a byte.
-  // Dekker pair with Cell::number and ChannelEntry::consumed: seq_cst on both sides.
+  // that the owner reads, or consumes from a channel that the owner writes, then sends the doorbell
+  // a byte. Dekker pair with Cell::number and ChannelEntry::consumed: seq_cst on both sides.
   alignas(kLinePairBytes) std::atomic<uint32_t> doorbell_sleepers;
-  // Counts changes of the channel directory, so that a peer looks for its entry again only after
-  // one. seq_cst on both sides: the owner increments it after the entry is complete and before it
-  // publishes the first cell, so the Dekker pair of doorbell_sleepers covers new channels.
+  // Counts changes of the channel directory, so that a peer looks for its entry again only after a
+  // change. seq_cst on both sides: the owner increments it after the entry is complete and before
+  // it publishes the first cell, so the Dekker pair of doorbell_sleepers covers new channels.
   alignas(kLinePairBytes) std::atomic<uint64_t> channel_changes;
   // Offset of the first ChannelBlock; 0: none. Release store by the owner; acquire loads by peers.
   std::atomic<uint64_t> first_channel_block;
@@ -81,14 +81,14 @@ struct StagedData {
   uint32_t in_place;     // kInput, kResult: read from the tensor instead of the buffers
 };
 inline constexpr uint32_t kInput = 1;   // the rank's own values
-inline constexpr uint32_t kResult = 2;  // what it computed from all ranks' values
+inline constexpr uint32_t kResult = 2;  // the rank's results, computed from all ranks' values
 inline constexpr uint32_t kEverything = kInput | kResult;
 static_assert(sizeof(StagedData) <= kTinyBytes);
 
 struct alignas(kLinePairBytes) Slot {
   // phase_word(sequence, phase). seq_cst exchange by the owner, after it has written the slot and
   // its staging; acquire loads by members. phase_word(s, 0) marks a slot that is being rewritten;
-  // data that no member needs may be overwritten before (prefetch for ownership).
+  // data that no member needs may be overwritten even before that (prefetch for ownership).
   std::atomic<uint64_t> posted;
   // Rolling hash of every call up to this one. Release store after posted was set to phase_word(s,
   // 0), so that a member that loads a new hash (acquire) also sees that the slot was reused.
@@ -100,11 +100,11 @@ struct alignas(kLinePairBytes) Slot {
 };
 static_assert(sizeof(Slot) == kLinePairBytes);
 
-// Why a group ended, as the first rank found it. Written once, before `aborted` is stored.
+// The first cause of a group's end that the owner knew. Written once, before `aborted` is stored.
 struct AbortRecord {
   uint64_t sequence;
   uint64_t finished;  // calls that the owner has finished, see CallRecord::number()
-  int32_t rank;       // that found the cause
+  int32_t rank;       // the owner
   uint32_t code;      // Code
   char message[880];  // NUL-terminated
 };
@@ -114,19 +114,19 @@ struct alignas(kLinePairBytes) LatencyProbe {
   std::atomic<int64_t> written_ns;  // by CLOCK_MONOTONIC
 };
 
-// A rank leaves in two steps: it stops making calls, and compares its calls once more with what the
-// others have published; then its mailbox, and theirs, may be reused by other groups.
+// A rank leaves in two steps. kCallsEnded: it makes no more calls, and compares its calls once more
+// with those that the others have published. kReadsEnded: it no longer reads memory of the others.
 inline constexpr uint32_t kCallsEnded = 1;
 inline constexpr uint32_t kReadsEnded = 2;
 
 // A rank's mailbox for one group. Only that rank writes it.
 struct alignas(kPageBytes) Mailbox {
-  // A different id means that the owner has reused the mailbox, so it left long ago. Release store
-  // at set-up; acquire loads by members that check whether the owner left.
+  // A different id means that the owner has reused the mailbox, so the owner left long ago. Release
+  // store at set-up; acquire loads by members that check whether the owner left.
   std::atomic<uint64_t> group_id;
   // 0, or kCallsEnded or kReadsEnded once the owner has left. kCallsEnded: seq_cst exchange, and
-  // seq_cst loads by members that leave, so that of two at least one sees the other. kReadsEnded:
-  // release store; acquire loads in slow waits and sweeps.
+  // seq_cst loads by members that leave, so that of two leaving members at least one sees the
+  // other. kReadsEnded: release store; acquire loads in slow waits and sweeps.
   std::atomic<uint32_t> closed;
   // 1 once the owner's process has begun to exit without leaving the group. It may still make
   // calls, but its later end is not a crash. Release store after `exception` is written; acquire
@@ -145,13 +145,13 @@ struct alignas(kPageBytes) Mailbox {
   alignas(kLinePairBytes) std::atomic<uint32_t> sleepers;
   Slot slots[kSlots];
   // Descriptions of the calls in the slots. Copied word by word with atomics, the sequence last and
-  // 0 meanwhile, because a member that describes a call in an error may race with the next call. It
-  // loads the sequence again afterwards.
+  // 0 meanwhile, because a member that describes a call in an error may race with the next call.
+  // The reader loads the sequence again afterwards.
   alignas(kLinePairBytes) CallRecord calls[kSlots];
   alignas(kLinePairBytes) AbortRecord abort;
   // Relaxed on both sides: only the latency of the load counts, which fetches the line from the
-  // owner's cache (see CacheDistance). Several, used in irregular order and far from polled cache
-  // lines, or the hardware prefetcher would fetch them with those.
+  // owner's cache (see CacheDistance). Several probes, used in irregular order and far from polled
+  // cache lines, because the hardware prefetcher might otherwise fetch the probes with those lines.
   alignas(8 * kLinePairBytes) LatencyProbe latency_probes[kLatencyProbes];
 };
 static_assert(sizeof(Mailbox) == kPageBytes);

@@ -10,7 +10,7 @@
 namespace dscomm {
 namespace {
 
-// Of tiny data, what lies in the slot's first cache line.
+// The bytes of tiny data that lie in the slot's first cache line.
 constexpr size_t kFirstTinyBytes = kLinePairBytes / 2 - offsetof(Slot, tiny);
 
 }  // namespace
@@ -29,17 +29,17 @@ Mailboxes::Mailboxes(std::shared_ptr<Arena> arena, uint64_t group_id, std::strin
 Status Mailboxes::begin(CallRecord& call, const CallOptions& options) {
   const uint64_t last = sequence();
   const uint64_t number = options.parent_call != nullptr ? options.parent_call->number() : last + 1;
-  // Not the cause of a member that had finished this call: it has published its part.
+  // Ignores the abort of a member that had finished this call: the member has published its part.
   DSCOMM_RETURN_IF_ERROR(aborts_.failure(number));
   call_ = {number, options.parent,
            reads_everyone(static_cast<Collective>(call.kind), call.root == rank()),
            options.deadline};
   const uint64_t hash_before =
-      last == 0 ? members_.group_id : own_slot().hash.load(std::memory_order_relaxed);  // own
+      last == 0 ? members_.group_id : own_slot().hash.load(std::memory_order_relaxed);  // own store
   members_.sequence = last + 1;
   for (int member = 0; member < size(); ++member) {
     DSCOMM_RETURN_IF_ERROR(agreement_.verify(member, last));
-    // The slot was last used K calls ago: everyone must have finished that call.
+    // The slot was last used kSlots calls ago: everyone must have finished that call.
     if (last >= kSlots) {
       const uint64_t reusable = phase_word(last + 2 - kSlots, 0);
       DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, reusable, reusable));
@@ -58,7 +58,7 @@ Status Mailboxes::begin(CallRecord& call, const CallOptions& options) {
   return {};
 }
 
-// Cut where the slot's first cache line ends: a store to two lines waits for both at once.
+// Cuts the copy at the end of the slot's first cache line: a store across two waits for both.
 void Mailboxes::put_tiny(const void* data, size_t bytes) {
   std::byte* tiny = own_slot().tiny;
   const size_t first = std::min(bytes, kFirstTinyBytes);

@@ -50,7 +50,7 @@ class Mailboxes {
   Status wait_all_posted(uint32_t phase);
   void acknowledge(uint32_t phase);
   // Waits until `member` has acknowledged, or finished, at least `word` (see phase_word()). Fails
-  // at once if any member is gone without `word_of_all`, for which the call waits next.
+  // at once if any member is gone and has not reached `word_of_all`, which all must reach.
   Status wait_acknowledged(int member, uint64_t word, uint64_t word_of_all = 0);
   Status wait_all_acknowledged(uint64_t word);
   // Waits until `reader`, or with -1 every member, has acknowledged this many rounds of the call.
@@ -61,13 +61,13 @@ class Mailboxes {
   // Calls `is_there` until it is true: for a condition that other members bring about and that no
   // shared word shows. At the deadline, the error names `what`.
   Status ask_until(const std::function<bool()>& is_there, const std::string& what);
-  // Whether all members are known to have acknowledged it. Reads no mailbox.
+  // Whether all members are known to have acknowledged `word`. Reads no mailbox.
   bool have_acknowledged(uint64_t word) const;
   uint64_t sequence() const { return members_.sequence; }
   // The slot of the call in progress. This rank fills its own between begin() and post(), and reads
-  // a member's after wait_posted(). post() also prefetches that of the next call.
+  // a member's after wait_posted(). post() also prefetches the slot of the next call.
   Slot& own_slot() { return members_.own->slots[sequence() % kSlots]; }
-  // Puts tiny data there.
+  // Puts tiny data into own_slot().
   void put_tiny(const void* data, size_t bytes);
   const Slot& slot(int member) const { return members_.slot(member); }
   const Peer& peer(int member) const { return *members_.entries[member].peer; }
@@ -90,8 +90,8 @@ class Mailboxes {
   Status end();
   void prefetch_next_slot();
   void wake_sleepers(const std::atomic<uint64_t>& word);
-  // Waits for one member's word. `done_of_all`: the done word that the call waits for in every
-  // member, one after another; 0: in none.
+  // Waits for one member's word. `done_of_all`: the done word for which the call waits in every
+  // member, one after another; 0: it waits in none.
   Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,
                    uint64_t done_of_all = 0);
   Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target, int member,

@@ -15,7 +15,7 @@ constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 }  // namespace
 
 // The sequence is 0 meanwhile, and is stored last. Release pairs with the acquires in
-// load_record(): a reader that sees a word of this record also sees that the one before it is gone.
+// load_record(): a reader that sees a word of it also sees that the previous record is gone.
 void store_record(CallRecord* to, const CallRecord& from) {
   auto words = std::bit_cast<std::array<uint64_t, kRecordWords>>(from);
   auto* out = reinterpret_cast<uint64_t*>(to);
@@ -36,13 +36,13 @@ CallRecord load_record(const CallRecord& from) {
 }
 
 void set_up_mailbox(Arena& arena, uint64_t offset) {
-  // Store by store, because members of the group that used this mailbox before may still load its
-  // words in has_left(). The rendezvous through the store orders all of it before any member's
-  // first load.
+  // Word by word, because members of the group that used this mailbox before may still load its
+  // words in has_left(). The rendezvous through the store orders all these stores before the first
+  // load of any member of the new group.
   auto* mailbox = reinterpret_cast<Mailbox*>(arena.data() + offset);
   mailbox->group_id.store(0, std::memory_order_release);  // pairs with has_left()
   // Pairs with the acquires in has_left(), departure() and unread_later(): a member that sees any
-  // later store also sees that the mailbox is no longer that group's.
+  // later store also sees that the mailbox no longer belongs to the previous group.
   fence(std::memory_order_release);
   mailbox->closed.store(0, std::memory_order_relaxed);
   mailbox->ending.store(0, std::memory_order_relaxed);
@@ -103,8 +103,8 @@ Departure Members::departure(int member) const {
   return {.exception = std::move(exception)};
 }
 
-// In this order, because a rank leaves before its process ends, and may do both between the two
-// checks. The first one acquires all stores before the end.
+// Checks the process first, because a rank leaves before its process ends, and may do both between
+// the two checks. alive() acquires all stores before the end.
 MemberState Members::member_state(int member, bool thoroughly) const {
   const bool is_alive = entries[member].peer->alive(thoroughly);
   if (has_left(member)) return MemberState::kLeft;

@@ -21,7 +21,7 @@ struct MailboxMember {
   uint64_t mailbox_offset = 0;
   int global_rank = -1;  // for messages; -1 when it is not known
   int group_rank =
-      -1;  // for messages, if these are the mailboxes of some of a group's ranks; -1: position
+      -1;  // for messages, if only some of a group's ranks have mailboxes here; -1: the position
 
   // "rank 2 (global rank 5, pid 7 on host a)"
   static std::string name(int rank, int global_rank, const std::string& process);
@@ -29,7 +29,7 @@ struct MailboxMember {
 
 // Sets up a zeroed mailbox at `offset` of the own arena before the offset is published.
 void set_up_mailbox(Arena& arena, uint64_t offset);
-// Names its group, before any member can wait for it.
+// Writes the group's id into the mailbox, before any member can wait for this rank.
 void open_mailbox(Arena& arena, uint64_t offset, uint64_t group_id);
 // For a rank that gives up before it has Mailboxes: members that did not give up see that it left.
 void close_mailbox(Arena& arena, uint64_t offset);
@@ -43,29 +43,28 @@ enum class MemberState { kPresent, kLeft, kDied };
 
 struct Members {
   int size() const { return static_cast<int>(entries.size()); }
-  // Of the call in progress.
+  // The slot of the call in progress.
   const Slot& slot(int member) const { return views[member]->slots[sequence % kSlots]; }
   // Whether a member has published anything in the call in progress.
   bool has_posted(int member) const {
     return slot(member).posted.load(std::memory_order_acquire) >=
            phase_word(sequence, 1);  // pairs with post()
   }
-  // Of a member's last call; an empty one before the first.
+  // The record of a member's last call; empty before the first call.
   CallRecord newest_record(int member) const;
 
-  // Whether a member has left, or its process has ended in order. Any thread.
+  // Whether a member has left, or its process has ended in order. Thread-safe.
   bool has_left(int member) const;
   // How a member that has left did so.
   Departure departure(int member) const;
-  // `thoroughly` as Peer::alive().
+  // `thoroughly`: see Peer::alive().
   MemberState member_state(int member, bool thoroughly = false) const;
-  // The error that names a member that is gone; `died` and `left` say when, after how it went.
+  // The error for a member that is gone; `died` or `left` is inserted, and says when.
   Status gone(int member, MemberState member_state, const std::string& died,
               const std::string& left) const;
   // See Team.
   Status death() const;
-  // Says that this rank's process is about to end without having left, for an unhandled exception
-  // of that type or, if it is empty, for no known one. It may still call. Any thread.
+  // See Team.
   void note_end(const std::string& exception);
   // Returns a function that may outlive this object: whether every other member has finished
   // `done_word`, left or died, and so reads this rank's memory of that time no more.

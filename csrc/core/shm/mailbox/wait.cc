@@ -64,7 +64,7 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
   TimeLeft time_left(deadline);
   int64_t asked = 0;
   while (true) {
-    // From one iteration to the next, so that time lost anywhere in the loop is noticed.
+    // Measured from one iteration to the next, so that time lost anywhere in the loop is noticed.
     if (policy.slice_ns > 0) deadline.note_slice(now, asked);
     DSCOMM_RETURN_IF_ERROR(monitor.check());
     now = monotonic_ns();

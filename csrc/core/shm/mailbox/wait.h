@@ -1,7 +1,7 @@
-// The one wait: until a word that another rank writes has reached a value.
+// The wait of the collectives: until a word that another rank writes has reached a value.
 //
-// Spins while that is likely to pay, then yields the core, then sleeps on a futex. Between the
-// slices it asks its WaitMonitor whether waiting still makes sense: the deadline, every member's
+// Spins while that is likely to pay, then yields the core, then sleeps on a futex. Between slices
+// of sleep, a WaitMonitor checks whether waiting still makes sense: the deadline, every member's
 // abort record, the life of the awaited rank. A wait is ended by the rank that stores the word,
 // which wakes sleepers, or by the WaitMonitor.
 #pragma once
@@ -26,12 +26,12 @@ struct WaitPolicy {
   static WaitPolicy choose(const Settings& settings, int local_ranks, int usable_cores);
 };
 
-// What a wait asks between slices.
+// Decides between slices whether a wait goes on.
 class WaitMonitor {
  public:
-  // Not OK: the wait ends with that.
+  // If not OK, the wait ends with this status.
   virtual Status check() = 0;
-  // The deadline has passed: what to say about it.
+  // The error of a wait whose deadline has passed.
   virtual Status timed_out() = 0;
 
  protected:
@@ -42,13 +42,13 @@ inline void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("isb");  // some ten ns; `yield` takes none on processors of one thread a core
+  asm volatile("isb");  // some ten ns; `yield` takes no time on cores without hardware threads
 #endif
 }
 
-// Some 20 ns between a call's first post and the first poll: polling too early steals the cache
-// line from its writer, which then has to fetch it back. (8 bytes with cache-far cores: 0.57 us
-// without, 0.30 with it.)
+// Waits some 20 ns between a call's first post and the first poll: polling too early steals the
+// cache line from its writer, which then has to fetch it back. (8 bytes with cache-far cores: 0.57
+// us without, 0.30 with it.)
 inline void back_off() {
 #if defined(__x86_64__) || defined(__i386__)
   const uint64_t began = __builtin_ia32_rdtsc();
@@ -62,8 +62,8 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
                    const Deadline& deadline, WaitMonitor& monitor);
 
-// Spins, then calls `slowly`, which calls wait_slowly(). The cache line after the word's is fetched
-// together with it, and so is there when the word is seen.
+// Spins, then calls `slowly`, which calls wait_slowly(). Each look also prefetches the cache line
+// after the word's, so that it has arrived when the word is seen.
 template <typename Slowly>
 Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target, const WaitPolicy& policy,
                      const Slowly& slowly) {

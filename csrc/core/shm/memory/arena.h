@@ -1,6 +1,6 @@
 // Arena: the memory of one rank that its peers read.
 //
-// Sealed, so that peers cannot write it. The arena takes memory from the kernel when it first hands
+// Sealed memory: peers cannot write it. The arena takes memory from the kernel when it first hands
 // it out, and reuses it, but never returns it while the process lives. A page that was once a
 // mailbox (Mailbox) stays one, because members of an ended group may still read its words.
 #pragma once
@@ -36,13 +36,13 @@ class Arena {
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(space_.memory().data()); }
 
   // The offset of `bytes` bytes (rounded up to pages), zeroed or reused. kResource if the arena is
-  // full or a limit forbids more memory. Any thread.
+  // full or a limit forbids more memory. Thread-safe.
   Result<uint64_t> allocate(size_t bytes);
-  // The same for a group's mailbox.
+  // The offset of a page for a group's mailbox.
   Result<uint64_t> allocate_mailbox();
-  // The same for memory that a call borrows and returns through release_when() as soon as it and
-  // its readers are done. An eighth of the arena is never lent. A caller that was refused may queue
-  // with a Ticket: while Tickets exist, only the oldest one gets memory.
+  // The offset of memory that a call borrows, and returns through release_when() as soon as the
+  // call and its readers are done. An eighth of the arena is never lent. A caller that was refused
+  // may queue with a Ticket: while Tickets exist, only the oldest one gets memory.
   class Ticket;
   struct Borrower {
     uint64_t group_id = 0;
@@ -51,20 +51,22 @@ class Arena {
   Result<uint64_t> lend(size_t bytes, const Borrower& borrower, const Ticket* ticket = nullptr);
   // Whether a later lend() may succeed: memory is lent, or waits for its readers, or an older
   // Ticket exists. Ignores memory that another rank of this process has for the same or a later
-  // call of a group with a Ticket: it comes back only after the rank with the Ticket has made that
-  // call.
+  // call of a group with a Ticket, because that memory comes back only after the rank with the
+  // Ticket has made its call.
   bool may_lend_later(const Ticket& ticket) const;
 
-  // Returns memory that no peer reads any more. Any thread.
+  // Returns memory that no peer reads any more. Thread-safe.
   void release(uint64_t offset, size_t bytes);
   // Returns memory that peers may still read: releases it once is_free(), polled now and then under
-  // the arena's lock, is true. `borrower` is the call that borrowed it, if it was lent. Any thread.
+  // the arena's lock, is true. `borrower` is the call that borrowed the memory, if it was lent.
+  // Thread-safe.
   void release_when(std::function<bool()> is_free, std::vector<std::pair<uint64_t, size_t>> pieces,
                     std::optional<Borrower> borrower = {});
 
   // Locks the life mutex. The calling thread must live as long as the process, or call end_life().
   void begin_life();
-  // Unlocks it, and drops pending releases: their predicates hold Peers, which may hold this arena.
+  // Unlocks the life mutex, and drops pending releases: their predicates hold Peers, which may hold
+  // this arena.
   void end_life();
 
   // In a forked child: closes the inherited descriptor. No other call works there.
@@ -101,7 +103,7 @@ class Arena {
 
 // A place in the queue for lent memory, from construction to destruction. The oldest Ticket is
 // served first: ranks that make the same calls in the same order then hold memory for the same
-// calls, and do not each hold what the other needs.
+// calls, so that no two of them each hold memory that the other needs.
 class Arena::Ticket {
  public:
   Ticket(Arena& arena, const Borrower& borrower);

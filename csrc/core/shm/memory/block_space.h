@@ -26,7 +26,7 @@ class BlockSpace {
   const SealedMemory& memory() const { return memory_; }
   size_t backed_bytes() const { return backed_; }
 
-  // The offset of a block, or nothing if no free block fits: then grow(). Sizes are whole pages.
+  // The offset of a block; nothing if no free block fits: then call grow(). Sizes are whole pages.
   std::optional<uint64_t> take(size_t bytes);
   void give(uint64_t offset, size_t bytes);
   // Whether grow(bytes) finds enough address space.

@@ -20,7 +20,7 @@ class Directory {
                                       const ArenaId& doorbell) = 0;
 
   // Maps the arena behind an address, and proves that it is the right one by reading its id from
-  // memory. Otherwise `peer` is null, and `why_not` and `code` say why. Blocks. Any thread.
+  // memory. Otherwise `peer` is null, and `why_not` and `code` say why. Blocks. Thread-safe.
   struct Attached {
     std::shared_ptr<Peer> peer;
     std::string why_not;

@@ -28,13 +28,13 @@ struct PeerAddress {
 
 class Peer final {
  public:
-  // Another process: its arena, its pool, and its pidfd if it sent one.
+  // For a rank of another process: its arena, its pool, and its pidfd if it sent one.
   struct PoolView {
     Mapping mapping;       // empty if the process has no pool
     bool missing = false;  // it has a pool, but this process could not map it
   };
   Peer(const PeerAddress& address, Mapping mapping, UniqueFd pidfd, PoolView pool);
-  // A rank of this process: this one or, in tests, another thread's. The pool may be null.
+  // For a rank of this process: this rank or, in tests, another thread's. The pool may be null.
   Peer(const PeerAddress& address, std::shared_ptr<Arena> arena, std::shared_ptr<TensorPool> pool);
 
   const PeerAddress& address() const { return address_; }
@@ -46,7 +46,7 @@ class Peer final {
     return data_ + offset;
   }
 
-  // The same for its pool, without alignment.
+  // Like at(), for the peer's pool and without alignment.
   const std::byte* at_in_pool(uint64_t offset, size_t bytes) const {
     if (offset > pool_bytes_ || bytes > pool_bytes_ - offset) return nullptr;
     return pool_data_ + offset;
@@ -55,7 +55,7 @@ class Peer final {
   bool lacks_pool() const { return pool_missing_; }
 
   // Whether the owner's process still runs. Loads the robust mutex; `thoroughly` also polls the
-  // pidfd, in case the kernel could not walk the owner's robust list. Any thread.
+  // pidfd, in case the kernel could not walk the owner's robust list. Thread-safe.
   bool alive(bool thoroughly = false) const;
 
   // "pid 123 on host a"

@@ -26,7 +26,7 @@ int pid_of(int pidfd) {
 
 bool Peer::alive(bool thoroughly) const {
   // The futex word is the first word of glibc's mutex. Acquire pairs with the kernel's store at
-  // exit: what the owner published before is visible after.
+  // exit, so that all that the owner published is visible.
   auto* word = reinterpret_cast<const uint32_t*>(&header().life);
   uint32_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
   if ((value & FUTEX_OWNER_DIED) != 0 || (value & FUTEX_TID_MASK) == 0) return false;

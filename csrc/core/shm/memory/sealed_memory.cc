@@ -56,8 +56,8 @@ Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
 }
 
 Status SealedMemory::back(uint64_t begin, uint64_t end, MemoryReservation* reservation) {
-  // In steps: a signal undoes only the step that it interrupts, and each finished step is deducted
-  // from the reservation.
+  // Takes memory in steps: a signal undoes only the step that it interrupts, and each finished step
+  // is deducted from the reservation.
   while (begin < end) {
     const uint64_t step = std::min<uint64_t>(end - begin, kBackingStep);
     if (fallocate(fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(step)) == 0) {

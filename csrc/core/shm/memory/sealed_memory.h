@@ -46,8 +46,8 @@ class SealedMemory {
 // This process's limit on a resource, such as RLIMIT_FSIZE; RLIM_INFINITY if there is none.
 rlim_t resource_limit(int resource);
 
-// Maps the first `bytes` of another process's SealedMemory for reading. kUnsupported if it could
-// shrink or is too small, kResource if mmap fails.
+// Maps the first `bytes` of another process's SealedMemory for reading. kUnsupported if that memory
+// could shrink or is too small, kResource if mmap fails.
 Result<Mapping> map_for_reading(int fd, size_t bytes);
 
 }  // namespace dscomm

@@ -172,7 +172,7 @@ Result<PeerAddress> SocketDirectory::publish(std::shared_ptr<Arena> arena,
   });
   if (!service.ok()) return service.status();
   service_ = std::move(service).value();
-  is_born_.wait();  // ends: the thread first locks a mutex that no other thread has seen
+  is_born_.wait();  // ends: the thread first locks only a mutex that no other has seen
   return address_;
 }
 
@@ -232,7 +232,7 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
     std::lock_guard lock(mutex_);
     if (std::shared_ptr<Peer> peer = peers_[address.arena].lock()) return {std::move(peer), ""};
   }
-  // Without the mutex, so that other groups can form while this one waits for its peers.
+  // Fetches without the mutex, so that other groups can form while this one waits for its peers.
   Attached attached = fetch(address, deadline);
   if (attached.peer == nullptr) return attached;
   std::lock_guard lock(mutex_);

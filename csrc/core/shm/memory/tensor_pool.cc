@@ -13,7 +13,7 @@ namespace {
 
 // A pool smaller than this is not worth its mappings.
 constexpr size_t kSmallestPool = 1 << 20;
-// Growing costs a system call and a check of the limits.
+// The pool grows by multiples of this: growing costs a system call and a check of the limits.
 constexpr size_t kGrowBytes = 2 << 20;
 
 size_t machine_bytes() {

@@ -35,9 +35,9 @@ class TensorPool {
   size_t size() const { return space_.memory().size(); }
 
   // At least `bytes` bytes, page-aligned, zeroed or reused. kResource if the pool is full or the
-  // machine has no more memory. Any thread.
+  // machine has no more memory. Thread-safe.
   Result<std::byte*> allocate(size_t bytes);
-  // Frees a block of allocate(). Any thread.
+  // Frees a block of allocate(). Thread-safe.
   void release(std::byte* block);
 
   // The offset of [pointer, pointer + bytes) in the pool, if all of it lies there.
@@ -48,7 +48,7 @@ class TensorPool {
     return place - begin;
   }
 
-  // In a forked child, by its only thread.
+  // Call it in a forked child, on its only thread.
   void after_fork_in_child();
 
  private:

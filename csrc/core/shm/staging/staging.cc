@@ -14,19 +14,19 @@ constexpr size_t kKeptBytes = 128 << 20;
 
 size_t kept_bytes(const Arena& arena) { return std::min(kKeptBytes, arena.size() / 4); }
 
-// Pieces of up to half a page take turns in the ring's first pages, one in each: a reader's core
-// prefetches within a page, and would steal the lines of the next call from their writer.
+// Pieces of up to half a page take turns in the ring's first pages, one in each page: in a shared
+// page, the prefetcher of a reader's core would steal the lines of the next call from their writer.
 constexpr size_t kSmallPieceBytes = kPageBytes / 2;
 constexpr size_t kSmallRingBytes = 4 * kPageBytes;
 
-// If the readers run on the writer's core, its caches hold what they have read: pieces of up to
-// half of this stay there. (32 KiB, two threads of a core: 2.6 us; 3.8 to 5.7 through a whole
-// ring.)
+// If the readers run on the writer's core, calls of up to half of this size use only this much of
+// the ring, which stays in the core's caches. (32 KiB, two threads of a core: 2.6 us; 3.8 to 5.7
+// through a whole ring.)
 constexpr size_t kSameCoreRingBytes = 256 << 10;
 
 // The longest pieces worth prefetching for ownership. (Cache-near, without and with: 4 KiB 0.60 and
 // 0.50 us, 8 KiB the same, 32 KiB 2.2 and 2.4. Cache-far: 512 bytes 0.84 and 0.60 us, 2 KiB 1.00
-// and 1.10.) None if the readers run on the writer's core, which has the lines.
+// and 1.10.) Nothing is prefetched if the readers run on the writer's core, which has the lines.
 constexpr size_t kPrefetchedNearBytes = 4096;
 constexpr size_t kPrefetchedFarBytes = kShortCopyBytes;
 
@@ -63,8 +63,8 @@ Status Staging::borrow_slab(size_t needed_bytes) {
   slab_ring_bytes_ = needed_bytes;
   Result<uint64_t> offset = arena_->lend(slab_bytes(), this_call());
   if (!offset.ok()) {
-    // Memory comes back when other ranks have read what this process has staged. If none is due,
-    // waiting does not help.
+    // Memory comes back when other ranks have read what this process has staged. If no memory is
+    // due, waiting does not help.
     const Arena::Ticket ticket(*arena_, this_call());
     const std::string refused = offset.status().message();
     const auto is_over = [&] {

@@ -3,10 +3,10 @@
 // A slab is a table of counts and a ring of bytes. A call takes the next range of the ring and cuts
 // it into buffers of one size, one per round or as many as fit, and uses these in turn. A byte is
 // rewritten only after all readers of its old value have acknowledged: by phases within a call, by
-// their done words from call to call. Calls walk through the whole ring because writing a cache
-// line that a peer has read is expensive: the peer's copy must be invalidated first. When a line's
-// turn comes again, it has left the peer's cache. Small calls stay in the ring's first pages, which
-// stay in the writer's cache, as do larger calls if the readers share that cache.
+// done words between calls. Calls walk through the whole ring because writing a cache line that a
+// peer has read is expensive: the peer's copy must be invalidated first. When a line's turn comes
+// again, it has left the peer's cache. Small calls, and larger ones if the readers run on the
+// writer's core, use only a part of the ring, which stays in the writer's cache.
 //
 // The first call that needs a slab takes it from the arena. A group keeps it between calls while
 // all groups together hold little. Beyond that, a call borrows a slab of the size that it stages,
@@ -25,8 +25,8 @@
 
 namespace dscomm {
 
-// A call of many rounds has at least as many buffers: an input and a result for each of two chunks,
-// one being staged and one being reduced.
+// A call of many rounds has at least this many buffers: an input and a result for each of two
+// chunks, one being staged and one being reduced.
 inline constexpr uint32_t kLeastBuffers = 4;
 
 // Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, as every rank posts.
@@ -45,17 +45,17 @@ class Staging {
       : arena_(std::move(arena)), mailboxes_(mailboxes), ring_bytes_(ring_bytes) {}
   ~Staging();  // releases the slab once all readers are done
 
-  // What a call publishes.
+  // The data that a call publishes.
   struct Publication {
     uint64_t bytes;       // in all
     size_t buffer_bytes;  // of the longest round
     uint32_t rounds;
     size_t piece_bytes = 0;               // of each rank's piece of a round; 0: no pieces
-    int reader = -1;                      // the one that reads, or -1: every member
-    std::optional<uint64_t> tensor = {};  // its place in the pool if it is read in place
+    int reader = -1;                      // the only reader; -1: every member
+    std::optional<uint64_t> tensor = {};  // offset in the pool if read in place
     uint32_t in_place = kEverything;      // parts read from the tensor, not the buffers
-    // Not empty: a table for the readers, the elements of each rank's block. A reader acknowledges
-    // the rounds of its own block, of piece_count elements each.
+    // If not empty, a table for the readers: the number of elements of each rank's block. A reader
+    // then acknowledges the rounds of its own block, which have piece_count elements each.
     std::span<const size_t> table = {};
     size_t piece_count = 0;
   };
@@ -73,11 +73,11 @@ class Staging {
   // place. Fails the group if they lie outside the member's memory.
   Result<const std::byte*> read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
                                 size_t bytes, uint32_t part = kInput) const;
-  // The same for this rank's piece, or for the start of the buffer if it has no pieces.
+  // Like read(), for this rank's piece of a round, or the start of the buffer if it has no pieces.
   Result<const std::byte*> read_piece(int member, uint32_t round, size_t in_tensor,
                                       size_t bytes) const;
 
-  // Prefetches for ownership what a next call of this size will fill. Call after post().
+  // Prefetches for ownership the buffers of a next call of this size. Call after post().
   void prefetch_next_range();
 
   // A member's table, see Publication.
@@ -129,10 +129,10 @@ class Staging {
   uint64_t opened_ = 0;  // sequence of call_
   size_t buffer_bytes_ = 0;
   uint32_t buffers_ = 0;
-  // Of the last calls, by sequence. Readers are done with calls older than kSlots:
+  // The ranges of the last calls, by sequence. Readers are done with older calls, because
   // Mailboxes::begin() waits for that.
   std::array<RingRange, kSlots> earlier_;
-  uint64_t table_free_after_ = 0;  // done word that all readers must reach before it is rewritten
+  uint64_t table_free_after_ = 0;  // done word to reach before the table is rewritten
 };
 
 }  // namespace dscomm
