@@ -1,7 +1,7 @@
-// MPI_Iallreduce for SMPI, by the algorithms of Open MPI 4 and 5 (libnbc): below 64 KiB a reduce and
-// a broadcast along a binomial tree, else Rabenseifner's algorithm. It is made of SMPI's blocking
-// collectives, whose algorithms the script `run` sets. SMPI's own MPI_Iallreduce sends from every
-// rank to every other.
+// MPI_Iallreduce for SMPI, by the algorithms of Open MPI 4 and 5 (libnbc): below 64 KiB a reduce
+// and a broadcast along a binomial tree, else Rabenseifner's algorithm. It is made of SMPI's
+// blocking collectives, whose algorithms the script `run` sets. SMPI's own MPI_Iallreduce sends
+// from every rank to every other.
 #pragma once
 
 #include <mpi.h>

@@ -288,10 +288,10 @@ class BringUp {
     const bool ours = plan().origin != MpiOrigin::kProgram;
     const GiveUpCheck ends = [this] { return exchange_.check(); };
     // If the program initialised MPI, it may use this tag, so the ranks do not meet.
-    Status status =
-        ours ? meet(MPI_COMM_WORLD, world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
-                    [this](size_t member) { return name(static_cast<int>(member)); })
-             : Status();
+    Status status = ours
+                        ? meet(MPI_COMM_WORLD, world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
+                               [this](size_t member) { return name(static_cast<int>(member)); })
+                        : Status();
     if (status.ok()) {
       step_ = "MPI_Comm_create_group";
       status = run_abandonable(

@@ -201,8 +201,7 @@ void watch() {
     std::this_thread::sleep_for(kTick);
     // Keeps threads from ending meanwhile.
     std::lock_guard lock(registry.mutex);
-    std::erase_if(seen,
-                  [](const auto& entry) { return !registry.threads.contains(entry.first); });
+    std::erase_if(seen, [](const auto& entry) { return !registry.threads.contains(entry.first); });
     for (guard::Calls* calls : registry.threads) check_calls(*calls, &seen[calls]);
   }
 }

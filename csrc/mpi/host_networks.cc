@@ -21,9 +21,8 @@ std::vector<std::string> networks_between_hosts(const TransportRequest& request)
 }
 
 std::vector<std::string> only_ipv4(std::vector<std::string> networks) {
-  std::erase_if(networks, [](const std::string& network) {
-    return network.find(':') != std::string::npos;
-  });
+  std::erase_if(networks,
+                [](const std::string& network) { return network.find(':') != std::string::npos; });
   return networks;
 }
 

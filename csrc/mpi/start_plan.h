@@ -33,12 +33,12 @@ struct MpiMemberEntry {
   std::string name_space, launcher_rank;
   uint64_t launcher_size = 0;  // 0: unknown
 
-  static constexpr std::tuple kFields{&MpiMemberEntry::server_scope, &MpiMemberEntry::process,
-                                      &MpiMemberEntry::cpu_list, &MpiMemberEntry::quota_millicpus,
-                                      &MpiMemberEntry::mpi_version, &MpiMemberEntry::initialised,
-                                      &MpiMemberEntry::addresses, &MpiMemberEntry::name_space,
-                                      &MpiMemberEntry::launcher_rank,
-                                      &MpiMemberEntry::launcher_size};
+  static constexpr std::tuple kFields{
+      &MpiMemberEntry::server_scope,  &MpiMemberEntry::process,
+      &MpiMemberEntry::cpu_list,      &MpiMemberEntry::quota_millicpus,
+      &MpiMemberEntry::mpi_version,   &MpiMemberEntry::initialised,
+      &MpiMemberEntry::addresses,     &MpiMemberEntry::name_space,
+      &MpiMemberEntry::launcher_rank, &MpiMemberEntry::launcher_size};
 };
 
 struct StartPlan {

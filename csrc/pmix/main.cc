@@ -142,8 +142,7 @@ class Helper {
       if (std::optional<PmixMessage> message = leader_.next())
         return message->kind == PmixMessageKind::kDescription &&
                unpack(message->text, &description_) &&
-               description_.own_host < description_.hosts.size() &&
-               !description_.clients().empty();
+               description_.own_host < description_.hosts.size() && !description_.clients().empty();
       if (!open) return false;
     }
   }

@@ -63,7 +63,8 @@ double premul_factor(const c10d::ReduceOp& op) {
   std::vector<at::Tensor> tensors = premul_tensors(*supplement);
   if (tensors.empty()) return supplement->double_factor;
   if (tensors.size() != 1 || tensors[0].numel() != 1 || !tensors[0].device().is_cpu())
-    raise_value_error("op: the factor of PREMUL_SUM must be a number or one CPU tensor of one element");
+    raise_value_error(
+        "op: the factor of PREMUL_SUM must be a number or one CPU tensor of one element");
   if (tensors[0].is_complex())
     raise_value_error("op: the factor of PREMUL_SUM is complex, expected a real number");
   return tensors[0].item<double>();

@@ -50,9 +50,9 @@ class FailureDetector {
   // `grace_ns`, although some live: no end of a Team can be reported here any more. OK otherwise.
   virtual Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
-  // Returns the first cause for which a rank ended the Team, or OK. `call` is the number of the call
-  // in progress (0: the Team is being made). Returns OK, too, if the rank that ended the Team had
-  // finished that call before; see Team::failure_in().
+  // Returns the first cause for which a rank ended the Team, or OK. `call` is the number of the
+  // call in progress (0: the Team is being made). Returns OK, too, if the rank that ended the Team
+  // had finished that call before; see Team::failure_in().
   virtual Status ended(uint64_t team_id, uint64_t call = kAnyCall) const = 0;
 
   // Tells all ranks that the Team has ended, why, and the first call that this rank had not

@@ -101,8 +101,8 @@ Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, D
   for (int domain = 0; domain < domain_count(); ++domain) {
     if (domain == domain_) continue;
     for (int first = 0; member(domain, first) >= 0; first += local_count())
-      DSCOMM_RETURN_IF_ERROR(spread_blocks(dtype, outs, counts, domain, first, local_count(), 0,
-                                           SIZE_MAX, last_call));
+      DSCOMM_RETURN_IF_ERROR(
+          spread_blocks(dtype, outs, counts, domain, first, local_count(), 0, SIZE_MAX, last_call));
   }
   return {};
 }

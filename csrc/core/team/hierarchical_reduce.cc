@@ -253,10 +253,9 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
     const CallOptions across = later(sub_call, 1, &chunks);
     const size_t count = slicing.count(me);
     std::byte* mine = is_in_place ? out + slicing.begin(me) * element_bytes : ring;
-    DSCOMM_RETURN_IF_ERROR(
-        has_root ? outer().reduce(mine, gets_results ? mine : nullptr, count, levels.outer,
-                                  domain_of(root), across)
-                 : outer().all_reduce(mine, mine, count, levels.outer, across));
+    DSCOMM_RETURN_IF_ERROR(has_root ? outer().reduce(mine, gets_results ? mine : nullptr, count,
+                                                     levels.outer, domain_of(root), across)
+                                    : outer().all_reduce(mine, mine, count, levels.outer, across));
   }
   while (spread < in_all) DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
   return {};

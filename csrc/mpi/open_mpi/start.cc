@@ -29,8 +29,8 @@ namespace {
 constexpr std::string_view kMcaPrefix = "OMPI_MCA_";
 
 bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> prefixes) {
-  return std::ranges::any_of(
-      prefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
+  return std::ranges::any_of(prefixes,
+                             [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
 // Variables that mpirun and PMIx servers set to identify a rank; users set other MCA parameters.
