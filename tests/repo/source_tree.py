@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,6 +22,14 @@ def tracked_files() -> list[Path]:
     files = [ROOT / name for name in listing.split("\0") if name]
     # One that has just been removed is still tracked.
     return [file for file in files if file.is_file()]
+
+
+def copy_tracked_files(folder: Path) -> None:
+    """Copies the project to an empty folder."""
+    for file in tracked_files():
+        copy = folder / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
 
 
 def native_sources(folder: str = "csrc") -> list[Path]:
