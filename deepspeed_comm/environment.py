@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 
 from deepspeed_comm import _launcher, constants
 from deepspeed_comm._launcher import OPEN_MPI_RANKS, OPEN_MPI_SIZES, REQUIRED
@@ -47,8 +46,8 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
         (node,) = _values("Azure ML", "AZ_BATCH_MASTER_NODE", unless="MASTER_ADDR")
         address, port = node.split(":")[0], str(master_port)
     _set_ranks_of_open_mpi("Azure ML")
-    _set_missing({"MASTER_ADDR": address, "MASTER_PORT": port})
-    _set_missing({"NCCL_SOCKET_IFNAME": constants.DEFAULT_AML_NCCL_SOCKET_IFNAME})
+    _set_missing(MASTER_ADDR=address, MASTER_PORT=port)
+    _set_missing(NCCL_SOCKET_IFNAME=constants.DEFAULT_AML_NCCL_SOCKET_IFNAME)
     _tell("AzureML", verbose)
 
 
@@ -75,15 +74,8 @@ def mpi_discovery(
         address = place.addresses[0]
     if place is None or place.local_rank is None or address is None:
         return _ask_mpi4py(distributed_port, verbose)
-    _set_missing(
-        {
-            "RANK": str(place.rank),
-            "WORLD_SIZE": str(place.size),
-            "LOCAL_RANK": str(place.local_rank),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(distributed_port),
-        }
-    )
+    _set_missing(RANK=place.rank, WORLD_SIZE=place.size, LOCAL_RANK=place.local_rank)
+    _set_missing(MASTER_ADDR=address, MASTER_PORT=distributed_port)
     _tell("MPI" if place.launcher != "Slurm" else "Slurm", verbose)
 
 
@@ -107,15 +99,14 @@ def discover(
         return None
     place = _launcher.find_started_place(os.environ)
     if place is None and rank >= 0 and world_size > 0:
-        _set_missing({"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+        _set_missing(RANK=rank, WORLD_SIZE=world_size)
     if in_aml() and not in_dlts():
         patch_aml_env_for_torch_nccl_backend(verbose=verbose)
     elif in_aws_sm():
         patch_aws_sm_env_for_torch_nccl_backend(verbose=verbose)
     elif place is not None and len(place.addresses) > 1 and "MASTER_ADDR" not in os.environ:
-        _set_missing({"RANK": str(place.rank), "WORLD_SIZE": str(place.size)})
-        _set_missing({"LOCAL_RANK": str(place.local_rank or 0)})
-        _set_missing({"MASTER_PORT": str(distributed_port)})
+        _set_missing(RANK=place.rank, WORLD_SIZE=place.size, LOCAL_RANK=place.local_rank or 0)
+        _set_missing(MASTER_PORT=distributed_port)
         _tell("MPI", verbose)
         return "mpi://"
     elif place is not None or _launcher.has_signs_of_mpi(os.environ):
@@ -123,9 +114,9 @@ def discover(
     elif "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         _complete(distributed_port, verbose)
     else:
-        _set_missing({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+        _set_missing(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0)
         # A free port, so that two programs of one host do not meet.
-        _set_missing({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())})
+        _set_missing(MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port())
         _tell("no launcher, so a world of one:", verbose)
     return None
 
@@ -135,8 +126,7 @@ def _complete(distributed_port: int, verbose: bool) -> None:
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     if os.environ.get("WORLD_SIZE") == "1":
         missing = []
-        _set_missing({"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"})
-        _set_missing({"MASTER_PORT": str(_free_port())})
+        _set_missing(RANK=0, LOCAL_RANK=0, MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port())
     if missing:
         raise RuntimeError(
             f"{', '.join(missing)} is not set, though "
@@ -145,7 +135,7 @@ def _complete(distributed_port: int, verbose: bool) -> None:
             "MASTER_PORT on every rank"
         )
     # LOCAL_RANK only matters to programs that share devices among the ranks of a host.
-    _set_missing({"LOCAL_RANK": "0", "MASTER_PORT": str(distributed_port)})
+    _set_missing(LOCAL_RANK=0, MASTER_PORT=distributed_port)
     _tell("the environment's", verbose)
 
 
@@ -162,15 +152,9 @@ def _ask_mpi4py(distributed_port: int, verbose: bool) -> None:
     rank = world.Get_rank()
     hosts = world.allgather(MPI.Get_processor_name())
     address = world.bcast(own_address() if rank == 0 else None, root=0)
-    _set_missing(
-        {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world.Get_size()),
-            "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(distributed_port),
-        }
-    )
+    local_rank = hosts[:rank].count(hosts[rank])
+    _set_missing(RANK=rank, WORLD_SIZE=world.Get_size(), LOCAL_RANK=local_rank)
+    _set_missing(MASTER_ADDR=address, MASTER_PORT=distributed_port)
     _tell("MPI", verbose)
 
 
@@ -205,12 +189,12 @@ def _values(place: str, *names: str, unless: str = "") -> list[str]:
 
 def _set_ranks_of_open_mpi(place: str) -> None:
     rank, size, local_rank = _values(place, *OPEN_MPI_RANKS)
-    _set_missing({"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank})
+    _set_missing(RANK=rank, WORLD_SIZE=size, LOCAL_RANK=local_rank)
 
 
-def _set_missing(values: Mapping[str, str]) -> None:
+def _set_missing(**values: object) -> None:
     for name, value in values.items():
-        os.environ.setdefault(name, value)
+        os.environ.setdefault(name, str(value))
 
 
 def _tell(where: str, verbose: bool) -> None:
