@@ -342,7 +342,7 @@ def save_trace(path: str | os.PathLike[str]) -> None:
     _backend()
     comms_logger.settle()
     _files.gather_and_write(
-        comms_logger.own_trace(),
+        _trace.own_trace(*comms_logger.own_calls()),
         lambda everyones: _trace.write_trace(everyones, path),
         path,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from deepspeed_comm._log import logger, warn_once
 from deepspeed_comm.comms_log import tables
 from deepspeed_comm.comms_log.record import Record
 from deepspeed_comm.comms_log.summary import calc_bw_log, convert_size, stragglers
-from deepspeed_comm.comms_log.trace import Call, OwnTrace, Ring, own_trace
+from deepspeed_comm.comms_log.trace import Call, Ring
 
 # Bounds for programs with ever new sizes or names; they keep the log below 100 MB. Beyond
 # MOST_RECORDS a new size is rounded up to a power of two; beyond MOST_NAMES a new name is OTHERS.
@@ -57,9 +58,11 @@ class CommsLogger:
         given = getattr(comms_config, "comms_logger", None)
         if given is None and not comms_config.comms_logger_enabled:
             return  # the configuration has no "comms_logger"
-        # DeepSpeed's comms_logger_enabled is also true with "enabled": false.
+        # DeepSpeed's comms_logger_enabled is also true with "enabled": false. Its pydantic model
+        # has the keys set by the user; of our class, `enabled` always counts.
+        keys = getattr(given, "model_fields_set", {"enabled"})
         self.enabled = bool(comms_config.comms_logger_enabled) and (
-            given is None or "enabled" not in _set_fields(given) or bool(given.enabled)
+            given is None or "enabled" not in keys or bool(given.enabled)
         )
         if self.enabled and given is not None:
             self.verbose = given.verbose
@@ -120,7 +123,7 @@ class CommsLogger:
             )
             size = 1 << (size - 1).bit_length() if size > 0 else 0
         if size not in of_name:
-            of_name[size] = Record()
+            of_name[size] = Record(size)
             self._record_count += 1
         return of_name[size]
 
@@ -151,16 +154,10 @@ class CommsLogger:
         with self._mutex:
             self._calls.add(call)
 
-    def own_calls(self) -> list[Call]:
-        """The calls kept for save_trace(), oldest first."""
+    def own_calls(self) -> tuple[int, list[Call], int]:
+        """trace_events, the calls kept for save_trace(), and the number of older calls."""
         with self._mutex:
-            return self._calls.calls()
-
-    def own_trace(self) -> OwnTrace:
-        """This rank's part of the trace. Collective over all ranks, because it compares clocks."""
-        with self._mutex:
-            kept = (self._calls.limit, self._calls.calls(), self._calls.left_out())
-        return own_trace(*kept)
+            return self._calls.limit, self._calls.calls(), self._calls.left_out()
 
     @property
     def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
@@ -168,11 +165,7 @@ class CommsLogger:
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
         """{name: {bytes: [count, [ms], [algbw], [busbw]]}}, with the latest 1024 samples each."""
-        with self._mutex:
-            return {
-                name: {size: record.raw() for size, record in records.items()}
-                for name, records in self._records.items()
-            }
+        return self._of_each(Record.raw)
 
     def has_data(self) -> bool:
         return bool(self._records)
@@ -196,13 +189,17 @@ class CommsLogger:
             records = self._records.get(operation_name)
             if records is None:
                 return None
-            return {size: record.summary(size) for size, record in records.items()}
+            return {size: record.summary() for size, record in records.items()}
 
     def get_summary(self) -> dict[str, dict[int, dict[str, Any]]]:
         """get_operation_summary() by name."""
+        return self._of_each(Record.summary)
+
+    def _of_each(self, read: Callable[[Record], Any]) -> dict[str, dict[int, Any]]:
+        """{name: {bytes: read(record)}}"""
         with self._mutex:
             return {
-                name: {size: record.summary(size) for size, record in records.items()}
+                name: {size: read(record) for size, record in records.items()}
                 for name, records in self._records.items()
             }
 
@@ -237,17 +234,7 @@ class CommsLogger:
         }
 
     def _find_stragglers(self) -> dict[str, dict[int, dict[str, Any]]]:
-        with self._mutex:
-            mine = {
-                name: {size: record.latest_by_group() for size, record in records.items()}
-                for name, records in self._records.items()
-            }
+        mine = self._of_each(Record.latest_by_group)
         everyones: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, mine)
         return stragglers(mine, everyones)
-
-
-def _set_fields(config: Any) -> set[str]:
-    """The keys set by the user in DeepSpeed's pydantic model; for our class, those that count."""
-    given = getattr(config, "model_fields_set", None)
-    return {"enabled"} if given is None else set(given)

@@ -52,6 +52,7 @@ class _Series:
 class Record:
     """The calls of one operation with one message size. Not thread-safe."""
 
+    size_bytes: int
     latency_ms: _Series = dataclasses.field(default_factory=_Series)
     algbw: _Series = dataclasses.field(default_factory=_Series)
     busbw: _Series = dataclasses.field(default_factory=_Series)
@@ -82,8 +83,8 @@ class Record:
         series = (self.latency_ms, self.algbw, self.busbw)
         return [self.count, *(each.latest.in_order() for each in series)]
 
-    def summary(self, size: int) -> dict[str, Any]:
-        """The record's row of the table; `size` in bytes."""
+    def summary(self) -> dict[str, Any]:
+        """The record's row of the table."""
         latency_ms = self.latency_ms.all
         return {
             "count": latency_ms.count,
@@ -91,8 +92,8 @@ class Record:
             "avg_latency_ms": latency_ms.trimmed_mean(TRIMMED),
             "tput_avg_gbps": self.algbw.all.trimmed_mean(TRIMMED),
             "busbw_avg_gbps": self.busbw.all.trimmed_mean(TRIMMED),
-            "msg_size_bytes": size,
-            "msg_size_str": convert_size(size),
+            "msg_size_bytes": self.size_bytes,
+            "msg_size_str": convert_size(self.size_bytes),
             "p50_latency_ms": latency_ms.percentile(50),
             "p99_latency_ms": latency_ms.percentile(99),
         }

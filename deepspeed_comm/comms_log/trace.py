@@ -13,18 +13,19 @@ Times have the same origin as in traces of torch.profiler, so that a viewer show
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from deepspeed_comm._machine import ranges
 from deepspeed_comm.comms_log.files import replaced_when_complete
 from deepspeed_comm.torch import is_unlisted
 
@@ -124,15 +125,9 @@ def group_text(group: Any) -> str:
 
 def ranks_text(ranks: list[int]) -> str:
     """Formats ranks: [0, 1, 2, 5] becomes "0-2,5"; a long list is cut."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_SHOWN_RUNS]]
+    runs = ranges(ranks).split(",")
     more = f",… ({len(ranks)} ranks)" if len(runs) > _SHOWN_RUNS else ""
-    return ",".join(shown) + more
+    return ",".join(runs[:_SHOWN_RUNS]) + more
 
 
 # --- clocks
@@ -140,18 +135,13 @@ def ranks_text(ranks: list[int]) -> str:
 
 def _which_clock() -> str:
     """The name of this process's clock: the kernel's boot id and the time namespace."""
-    parts = [socket.gethostname()]
-    readers: tuple[Callable[[], str], ...] = (
-        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        lambda: str(os.stat("/proc/self/ns/time").st_ino),
-    )
-    for read in readers:
-        try:
-            parts.append(read())
-        except OSError:  # an old kernel: use the host's name
-            parts.append("")
+    boot = namespace = ""  # as on an old kernel
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError):
+        namespace = str(os.stat("/proc/self/ns/time").st_ino)
     # Without the host's name if possible: containers of one host share the clock.
-    return "/".join(parts[1:] if parts[1] else parts)
+    return f"{boot}/{namespace}" if boot else f"{socket.gethostname()}//{namespace}"
 
 
 def read_clock() -> Clock:
