@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import datetime
-import json
 import platform
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +17,7 @@ import deepspeed_comm
 from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm.bench.flags import Options
 from deepspeed_comm.bench.measurement import Refusal, Row, compared
-from deepspeed_comm.comms_log.files import replaced_when_complete
+from deepspeed_comm.comms_log.files import write_csv, write_json
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
 # nccl-tests' columns of calls in place, with two percentiles instead of one time, and the backend.
@@ -141,39 +138,24 @@ def write_files(
     """
     rows = [each for each in found if isinstance(each, Row)]
     if options.json is not None:
-        _write_json(options.json, options, world, found, copies)
+        content = {
+            "deepspeed_comm": deepspeed_comm.__version__,
+            "torch": str(torch.__version__),
+            "host": platform.node(),
+            "processor": processor_name(),
+            "timestamp": datetime.datetime.now().astimezone().isoformat(),
+            "world_size": world,
+            "options": dataclasses.asdict(options),
+            "copy_gb_s": {"before": copies[0], "after": copies[1]},
+            "rows": [dataclasses.asdict(each) for each in rows],
+            "refused": [dataclasses.asdict(each) for each in found if isinstance(each, Refusal)],
+        }
+        write_json(options.json, content, default=str)
     if options.csv is not None:
-        with replaced_when_complete(options.csv) as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(dataclasses.asdict(row) for row in rows)
+        write_csv(options.csv, COLUMNS, (dataclasses.asdict(row) for row in rows))
     if options.plot is not None:
         from deepspeed_comm.bench.plot import draw
 
         ranks = f"{world} rank{'s' * (world != 1)}"
         title = f"{ranks}, {processor_name()}, {datetime.date.today()}"
         draw(rows, options.backends[0], title).savefig(options.plot)
-
-
-def _write_json(
-    path: Path,
-    options: Options,
-    world: int,
-    found: list[Row | Refusal],
-    copies: tuple[float, float],
-) -> None:
-    content = {
-        "deepspeed_comm": deepspeed_comm.__version__,
-        "torch": str(torch.__version__),
-        "host": platform.node(),
-        "processor": processor_name(),
-        "timestamp": datetime.datetime.now().astimezone().isoformat(),
-        "world_size": world,
-        "options": dataclasses.asdict(options),
-        "copy_gb_s": {"before": copies[0], "after": copies[1]},
-        "rows": [dataclasses.asdict(each) for each in found if isinstance(each, Row)],
-        "refused": [dataclasses.asdict(each) for each in found if isinstance(each, Refusal)],
-    }
-    with replaced_when_complete(path) as file:
-        json.dump(content, file, indent=1, default=str)
-        file.write("\n")

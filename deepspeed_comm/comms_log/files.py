@@ -11,7 +11,7 @@ import datetime
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +44,22 @@ def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_csv(
+    path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    with replaced_when_complete(path) as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], **options: Any) -> None:
+    """options: of json.dump()."""
+    with replaced_when_complete(path) as file:
+        json.dump(content, file, indent=1, **options)
+        file.write("\n")
 
 
 def gather_and_write(mine: Any, write: Callable[[list[Any]], None], path: Any) -> None:
@@ -88,20 +104,15 @@ def write_log(everyones: list[Any], path: str | os.PathLike[str], format: str | 
     """Writes the own_log() of all ranks, in rank order. Raises ValueError for an unknown format."""
     wanted = _format_of(path, format)
     rows = [row for rank, own in enumerate(everyones) for row in _rows(rank, own["summary"])]
-    with replaced_when_complete(path) as file:
-        if wanted == "csv":
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
-            return
-        content = {
-            "world_size": len(everyones),
-            "timestamp": datetime.datetime.now().astimezone().isoformat(),
-            "hosts": [own["host"] for own in everyones],
-            "records": rows,
-        }
-        json.dump(content, file, indent=1)
-        file.write("\n")
+    if wanted == "csv":
+        return write_csv(path, COLUMNS, rows)
+    content = {
+        "world_size": len(everyones),
+        "timestamp": datetime.datetime.now().astimezone().isoformat(),
+        "hosts": [own["host"] for own in everyones],
+        "records": rows,
+    }
+    write_json(path, content)
 
 
 def own_log(summary: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
