@@ -44,28 +44,14 @@ def number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def world_rank(environment: Mapping[str, str]) -> int:
-    """RANK, else Open MPI's variable, else 0. Raises ValueError if it is not a number."""
-    return _first_set(environment, ("RANK", OPEN_MPI_RANKS[0]), 0)
-
-
-def world_size(environment: Mapping[str, str]) -> int:
-    """WORLD_SIZE, else Open MPI's variable, else 1. Raises ValueError if it is not a number."""
-    return _first_set(environment, ("WORLD_SIZE", OPEN_MPI_RANKS[1]), 1)
-
-
-def local_rank(environment: Mapping[str, str]) -> int:
-    """LOCAL_RANK, else Open MPI's variable, else 0. Raises ValueError if it is not a number."""
-    return _first_set(environment, ("LOCAL_RANK", OPEN_MPI_RANKS[2]), 0)
+def first_set(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    """The value of the first variable that is set. Raises ValueError if it is not a number."""
+    return next((int(environment[name]) for name in names if name in environment), default)
 
 
 def local_world_size(environment: Mapping[str, str], default: int) -> int:
     """LOCAL_WORLD_SIZE, else `default`. Raises ValueError if it is not a number."""
-    return _first_set(environment, ("LOCAL_WORLD_SIZE",), default)
-
-
-def _first_set(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    return next((int(environment[name]) for name in names if name in environment), default)
+    return first_set(environment, ("LOCAL_WORLD_SIZE",), default)
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:

@@ -43,7 +43,7 @@ def main() -> None:
             "  torchrun --nproc-per-node=2 -m deepspeed_comm.demo"
         )
     os.environ.setdefault("DSCOMM_RECORDER_ENTRIES", str(RECORDER_ENTRIES))
-    local_ranks = _launcher.local_world_size(os.environ, _launcher.world_size(os.environ))
+    local_ranks = _launcher.local_world_size(os.environ, int(os.environ["WORLD_SIZE"]))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
 
     dist.init_process_group(options.backend)
