@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -63,10 +62,10 @@ class Child:
         command: list[str],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        # Files, not pipes, because a grandchild may keep a pipe open.
-        self._output: IO[bytes] = tempfile.TemporaryFile()
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
-        try:
+        with contextlib.ExitStack() as files:
+            # Files, not pipes, because a grandchild may keep a pipe open.
+            self._output: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
+            self._errors: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
                 command,
                 env=dict(environment) if environment is not None else None,
@@ -77,18 +76,14 @@ class Child:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-        except BaseException:
-            self._output.close()
-            self._errors.close()
-            raise
+            self._files = files.pop_all()
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        self._output.close()
-        self._errors.close()
+        self._files.close()
 
     def _end(self) -> None:
         if self._process.poll() is None:
@@ -149,16 +144,6 @@ def program_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONIOENCODING": "utf-8",
     }
-
-
-class Limit:
-    """A deadline, shared by several waits."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end_s = time.monotonic() + seconds
-
-    def left_s(self) -> float:
-        return self._end_s - time.monotonic()
 
 
 def _signal_name(number: int) -> str:

@@ -12,12 +12,10 @@ from typing import Any
 from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import status_of
 
-LIMIT_S = 60.0  # of the child that loads the native module
-
 
 def main() -> int:
     options = parse_options()
-    extension = Examination(LIMIT_S).extension
+    extension = Examination().extension
     if "settings" not in extension.facts:
         reason = extension.facts.get("extension_error") or extension.reason
         print(f"dscomm config: the native module does not load: {reason}", file=sys.stderr)

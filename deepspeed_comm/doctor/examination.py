@@ -35,7 +35,7 @@ class MpiLibrary:
 class Examination:
     """One run of the doctor. limit_s: the time limit of each child."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float = 60.0) -> None:
         self.limit_s = limit_s
 
     @functools.cached_property

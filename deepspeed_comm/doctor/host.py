@@ -32,11 +32,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _SPARE_BYTES = 16 << 20
 _LEAST_ARENA_BYTES = 1 << 20
 _ARENA_SHARE = 16
-_STAGING_BYTES, _CHUNK_BYTES, _ARENA_BYTES = (
-    2560 << 10,
-    512 << 10,
-    1 << 30,
-)  # the defaults of csrc/core/base/settings.h
+# The defaults of csrc/core/base/settings.h.
+_STAGING_BYTES, _CHUNK_BYTES, _ARENA_BYTES = 2560 << 10, 512 << 10, 1 << 30
 _LEAST_CHUNKS = 4  # in the staging memory
 _PAGE_OF_LINES = 4096
 # Open MPI's use of /dev/shm for each rank of a host, as in csrc/pmix/main.cc.

@@ -14,12 +14,10 @@ from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import status_of
 
-LIMIT_S = 60.0  # of the child that loads the native module
-
 
 def main() -> int:
     options = parse_options()
-    facts = gather(Examination(LIMIT_S))
+    facts = gather(Examination())
     if options.json:
         print(json.dumps(facts, indent=2))
     else:
