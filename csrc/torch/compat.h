@@ -17,24 +17,14 @@
 
 #if TORCH_VERSION_MAJOR >= 2
 #define DSCOMM_TORCH_2 1
+#define DSCOMM_OVERRIDE_TORCH_2 override
+#define DSCOMM_CONST_TORCH_1
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #else
 #define DSCOMM_TORCH_2 0
+#define DSCOMM_OVERRIDE_TORCH_2     // the base class lacks the method
+#define DSCOMM_CONST_TORCH_1 const  // c10::Allocator::allocate() was const
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#endif
-
-// `override` with torch 2; nothing with torch 1.13, where the base class lacks the method.
-#if DSCOMM_TORCH_2
-#define DSCOMM_OVERRIDE_TORCH_2 override
-#else
-#define DSCOMM_OVERRIDE_TORCH_2
-#endif
-
-// c10::Allocator::allocate() was const in torch 1.13.
-#if DSCOMM_TORCH_2
-#define DSCOMM_CONST_TORCH_1
-#else
-#define DSCOMM_CONST_TORCH_1 const
 #endif
 
 namespace dscomm {
@@ -84,34 +74,6 @@ void set_sequence(Info& info, int64_t sequence, bool is_message) {
 template <typename Options>
 std::chrono::milliseconds call_timeout(const Options& options) {
   return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(0);
-}
-
-// Whether the store takes many keys in one request; those of torch 1.13 do not.
-inline bool takes_many_keys(c10d::Store& store) {
-#if DSCOMM_TORCH_2
-  return store.hasExtendedApi();
-#else
-  static_cast<void>(store);
-  return false;
-#endif
-}
-inline std::vector<std::vector<uint8_t>> get_many(c10d::Store& store,
-                                                  const std::vector<std::string>& keys) {
-#if DSCOMM_TORCH_2
-  return store.multiGet(keys);
-#else
-  std::vector<std::vector<uint8_t>> values;
-  for (const std::string& key : keys) values.push_back(store.get(key));
-  return values;
-#endif
-}
-inline void set_many(c10d::Store& store, const std::vector<std::string>& keys,
-                     const std::vector<std::vector<uint8_t>>& values) {
-#if DSCOMM_TORCH_2
-  store.multiSet(keys, values);
-#else
-  for (size_t k = 0; k < keys.size(); ++k) store.set(keys[k], values[k]);
-#endif
 }
 
 // The tensors that hold the factor of PREMUL_SUM; empty if the factor is a plain number.

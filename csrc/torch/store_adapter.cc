@@ -14,9 +14,6 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{50};
 
-// Up to this many keys are read one by one, as c10d's multiGet() blocks if a key is removed.
-constexpr size_t kFewKeys = 32;
-
 using Bytes = std::vector<uint8_t>;
 
 Bytes to_bytes(std::string_view text) { return Bytes(text.begin(), text.end()); }
@@ -122,20 +119,25 @@ Result<bool> StoreAdapter::has_all(const std::vector<std::string>& keys) {
   }
 }
 
+#if DSCOMM_TORCH_2
+
+// Up to this many keys are read one by one, as c10d's multiGet() blocks if a key is removed.
+constexpr size_t kFewKeys = 32;
+
 Result<std::optional<std::vector<std::string>>> StoreAdapter::find_all(
     const std::vector<std::string>& keys) {
-  if (keys.size() <= kFewKeys || !takes_many_keys(*store_)) return Store::find_all(keys);
+  if (keys.size() <= kFewKeys || !store_->hasExtendedApi()) return Store::find_all(keys);
   using Found = std::optional<std::vector<std::string>>;
   return attempt("look for", keys.front(), [&]() -> Result<Found> {
     if (!store_->check(keys)) return Found();
     std::vector<std::string> texts;
-    for (const Bytes& value : get_many(*store_, keys)) texts.push_back(to_text(value));
+    for (const Bytes& value : store_->multiGet(keys)) texts.push_back(to_text(value));
     return Found(std::move(texts));
   });
 }
 
 Status StoreAdapter::set_all(const KeysAndValues& values) {
-  if (values.size() <= kFewKeys || !takes_many_keys(*store_)) return Store::set_all(values);
+  if (values.size() <= kFewKeys || !store_->hasExtendedApi()) return Store::set_all(values);
   std::vector<std::string> keys;
   std::vector<Bytes> bytes;
   for (const auto& [key, value] : values) {
@@ -143,10 +145,12 @@ Status StoreAdapter::set_all(const KeysAndValues& values) {
     bytes.push_back(to_bytes(value));
   }
   return attempt("set", keys.front(), [&] {
-    set_many(*store_, keys, bytes);
+    store_->multiSet(keys, bytes);
     return Status();
   });
 }
+
+#endif
 
 Result<int64_t> StoreAdapter::add(const std::string& key, int64_t amount) {
   return attempt("add to", key, [&] { return Result<int64_t>(store_->add(key, amount)); });

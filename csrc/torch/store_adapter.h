@@ -20,9 +20,11 @@ class StoreAdapter : public Store {
   Result<bool> has(const std::string& key) override;
   Result<std::optional<std::string>> find(const std::string& key) override;
   Result<bool> has_all(const std::vector<std::string>& keys) override;
+#if DSCOMM_TORCH_2  // stores of torch 1.13 take one key in a request
   Result<std::optional<std::vector<std::string>>> find_all(
       const std::vector<std::string>& keys) override;
   Status set_all(const KeysAndValues& values) override;
+#endif
   Result<int64_t> add(const std::string& key, int64_t amount) override;
   Status remove(const std::string& key) override;
 
