@@ -73,21 +73,13 @@ const KnownGroup* find_group(PyObject* group) {
   return &found->second;
 }
 
-py::object make_reference(const py::handle& group, PyMethodDef* callback) {
-  py::object function;
-  if (callback != nullptr)
-    function = py::reinterpret_steal<py::object>(PyCFunction_New(callback, nullptr));
-  PyObject* reference = PyWeakref_NewRef(group.ptr(), function.ptr());
-  if (reference == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(reference);
-}
-
 void remember_direct_group(const py::object& group,
                            const c10::intrusive_ptr<DscommBackend>& backend) {
   static PyMethodDef callback = {"forget_group", &forget_group, METH_O, nullptr};
   const KnownGroup* current = find_group(group.ptr());
   if (current != nullptr && current->backend.lock() == backend) return;
-  KnownGroup known{make_reference(group, &callback), WeakBackend(backend), {}, {}};
+  const auto forget = py::reinterpret_steal<py::object>(PyCFunction_New(&callback, nullptr));
+  KnownGroup known{py::weakref(group, forget), WeakBackend(backend), {}, {}};
   known_groups.insert_or_assign(group.ptr(), std::move(known));
 }
 
@@ -191,12 +183,6 @@ bool has_four(const char* call, Py_ssize_t count,
   return false;
 }
 
-// -1 if an exception is set.
-int truth(PyObject* object) {
-  if (object == Py_False) return 0;
-  return object == Py_True ? 1 : PyObject_IsTrue(object);
-}
-
 PyObject* direct_all_reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!has_four("direct_all_reduce", count)) return nullptr;
   const at::Tensor* tensor = plain_tensor(arguments[0]);
@@ -204,7 +190,7 @@ PyObject* direct_all_reduce(PyObject*, PyObject* const* arguments, Py_ssize_t co
   if (tensor == nullptr || op == nullptr) Py_RETURN_NOTIMPLEMENTED;
   const c10::intrusive_ptr<DscommBackend> backend = find_backend(arguments[2]);
   if (!backend) Py_RETURN_NOTIMPLEMENTED;
-  const int asynchronous = truth(arguments[3]);
+  const int asynchronous = PyObject_IsTrue(arguments[3]);
   if (asynchronous < 0) return nullptr;
   return call_without_gil(*tensor, [&](const at::Tensor& held) {
     return backend->all_reduce(held, *op, asynchronous != 0);
@@ -302,7 +288,7 @@ PyObject* repeat_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize
     Py_RETURN_NOTIMPLEMENTED;
   const c10::intrusive_ptr<DscommBackend> backend = repeated->backend.lock();
   if (!backend) Py_RETURN_NOTIMPLEMENTED;
-  const int asynchronous = truth(arguments[3]);
+  const int asynchronous = PyObject_IsTrue(arguments[3]);
   if (asynchronous < 0) return nullptr;
   return call_without_gil(*tensor, [&, plan = repeated->plan](const at::Tensor& held) mutable {
     return backend->all_reduce_caching(held, std::move(plan), asynchronous != 0);
@@ -319,17 +305,13 @@ py::object repeated_all_reduce(const at::Tensor& tensor, const py::object& op,
                                const c10::intrusive_ptr<DscommBackend>& backend,
                                const std::string& match_id) {
   static PyMethodDef method = {"repeat", as_method(&repeat_all_reduce), METH_FASTCALL, nullptr};
-  auto repeated = std::make_unique<RepeatedAllReduce>(
-      RepeatedAllReduce{std::make_shared<const DscommBackend::AllReducePlan>(match_id, torch_op),
-                        op, make_reference(group, nullptr), WeakBackend(backend),
-                        tensor.sizes().vec(), tensor.scalar_type()});
-  PyObject* capsule = PyCapsule_New(repeated.get(), nullptr, [](PyObject* self) {
-    delete static_cast<RepeatedAllReduce*>(PyCapsule_GetPointer(self, nullptr));
-  });
-  if (capsule == nullptr) throw py::error_already_set();
+  auto repeated = std::make_unique<RepeatedAllReduce>(RepeatedAllReduce{
+      std::make_shared<const DscommBackend::AllReducePlan>(match_id, torch_op), op,
+      py::weakref(group), WeakBackend(backend), tensor.sizes().vec(), tensor.scalar_type()});
+  const py::capsule owner(repeated.get(),
+                          [](void* self) { delete static_cast<RepeatedAllReduce*>(self); });
   static_cast<void>(repeated.release());
-  const auto owner = py::reinterpret_steal<py::object>(capsule);
-  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, capsule));
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, owner.ptr()));
 }
 
 }  // namespace

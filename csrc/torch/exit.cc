@@ -52,8 +52,6 @@ State& state() {
   return *the_state;
 }
 
-bool no_calls() { return state().calls == 0; }
-
 std::vector<std::shared_ptr<Group>> living_groups() {
   std::lock_guard lock(state().mutex);
   std::vector<std::shared_ptr<Group>> groups;
@@ -89,7 +87,7 @@ void yield_to_returning_threads(std::chrono::milliseconds limit) {
 
 void wait_for_calls() {
   std::unique_lock lock(state().mutex);
-  state().none_left.wait_for(lock, kExitGrace, no_calls);
+  state().none_left.wait_for(lock, kExitGrace, [] { return state().calls == 0; });
 }
 
 }  // namespace

@@ -13,10 +13,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
-
-#if __has_include(<torch/csrc/distributed/c10d/ProcessGroup.hpp>)
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#endif
 
 #include "torch/backend.h"
 

@@ -7,33 +7,25 @@
 #include "torch/backend.h"
 
 namespace dscomm {
-namespace {
-
-std::vector<c10::IValue> to_values(at::TensorList tensors) {
-  return std::vector<c10::IValue>(tensors.begin(), tensors.end());
-}
-
-#if DSCOMM_TORCH_2
-int64_t elements_of(at::TensorList tensors) {
-  int64_t elements = 0;
-  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
-  return elements;
-}
-#endif
-
-}  // namespace
 
 ProfiledCall::ProfiledCall(const CallInfo& call, at::TensorList inputs)
     : record_(at::RecordScope::USER_SCOPE) {
   if (!record_.isActive()) return;
   // As all backends do, since an event may end on another thread; tools look for this mark.
   record_._setAsync();
-  std::vector<c10::IValue> values = to_values(inputs);
-  record_.before(call.profiling_title,
-                 c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+  const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
+  record_.before(call.profiling_title, &values);
 }
 
 #if DSCOMM_TORCH_2
+
+namespace {
+int64_t elements_of(at::TensorList tensors) {
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return elements;
+}
+}  // namespace
 
 ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity& group,
                                        uint64_t sequence, at::TensorList inputs,
@@ -65,20 +57,16 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
                                   c10::IValue(static_cast<int64_t>(stride)),
                                   c10::IValue(static_cast<int64_t>(group.size)),
                                   c10::IValue(call.info.asynchronous)};
-  record_->before(at::kParamCommsCallName,
-                  c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+  record_->before(at::kParamCommsCallName, &values);
   if (record_->needsOutputs())
     record_->setOutputs(std::vector<c10::IValue>(1, c10::IValue(outputs)));
 }
 
 #else
 
-ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity& group,
-                                       uint64_t sequence, at::TensorList inputs,
-                                       at::TensorList outputs) {
-  // torch 1.13 reads these only from NCCL.
-  (void)call, (void)group, (void)sequence, (void)inputs, (void)outputs;
-}
+// torch 1.13 reads these only from NCCL.
+ProfiledParameters::ProfiledParameters(const CallInfo&, const GroupIdentity&, uint64_t,
+                                       at::TensorList, at::TensorList) {}
 
 #endif
 

@@ -30,8 +30,6 @@ inline bool profiled() { return at::hasCallbacks(); }
 class ProfiledCall {
  public:
   ProfiledCall(const CallInfo& call, at::TensorList inputs);
-  ProfiledCall(const ProfiledCall&) = delete;
-  ProfiledCall& operator=(const ProfiledCall&) = delete;
 
  private:
   at::RecordFunction record_;
