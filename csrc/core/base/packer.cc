@@ -56,4 +56,12 @@ std::vector<std::string> Unpacker::texts() {
   return values;
 }
 
+Unpacker& Unpacker::status(Status& value) {
+  const uint64_t code = number();
+  const std::string message = text();
+  good_ = good_ && code <= static_cast<uint64_t>(Code::kInternal);
+  value = good_ && code != 0 ? Status(static_cast<Code>(code), message) : Status();
+  return *this;
+}
+
 }  // namespace dscomm

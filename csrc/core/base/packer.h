@@ -2,7 +2,9 @@
 // once. Lengths are checked. Small numbers take one byte. pack() and unpack() encode structs.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -10,26 +12,66 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/status.h"
+
 namespace dscomm {
 
 class Packer {
  public:
   Packer& number(uint64_t value);
+  Packer& index(int value) { return number(static_cast<uint64_t>(value + 1)); }  // from -1
+  Packer& real(double value) { return number(std::bit_cast<uint64_t>(value)); }
   Packer& text(std::string_view value);
   Packer& texts(const std::vector<std::string>& values);
+  Packer& status(const Status& value) {
+    return number(static_cast<uint64_t>(value.code())).text(value.message());
+  }
+  // A value as it lies in memory.
+  template <typename T>
+  Packer& bytes(const T& value) {
+    return text({reinterpret_cast<const char*>(&value), sizeof value});
+  }
+  // Each as pack_value() encodes it.
+  template <typename... Values>
+  Packer& fields(const Values&... values);
   std::string take() { return std::move(bytes_); }
 
  private:
   std::string bytes_;
 };
 
-// Missing fields read as 0 or "".
+// Missing fields read as 0 or "". With a parameter, the functions match those of Packer, so that a
+// template can list the fields for both.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
   uint64_t number();
   std::string text();
   std::vector<std::string> texts();
+  Unpacker& index(int& value) {
+    value = static_cast<int>(number()) - 1;
+    return *this;
+  }
+  Unpacker& real(double& value) {
+    value = std::bit_cast<double>(number());
+    return *this;
+  }
+  // Up to the size of the array, which stays NUL-terminated.
+  template <size_t N>
+  Unpacker& text(char (&value)[N]) {
+    value[text().copy(value, N - 1)] = '\0';
+    return *this;
+  }
+  Unpacker& status(Status& value);
+  template <typename T>
+  Unpacker& bytes(T& value) {
+    const std::string memory = text();
+    good_ = good_ && memory.size() == sizeof value;
+    if (good_) std::memcpy(&value, memory.data(), sizeof value);
+    return *this;
+  }
+  template <typename... Values>
+  Unpacker& fields(Values&... values);
   // The number of entries that follow, checked against the remaining bytes.
   uint64_t count();
   // Whether no field was missing and nothing is left.
@@ -84,6 +126,18 @@ bool unpack(std::string_view bytes, T* value) {
   Unpacker unpacker(bytes);
   unpack_value(unpacker, value);
   return unpacker.whole();
+}
+
+template <typename... Values>
+Packer& Packer::fields(const Values&... values) {
+  (pack_value(*this, values), ...);
+  return *this;
+}
+
+template <typename... Values>
+Unpacker& Unpacker::fields(Values&... values) {
+  (unpack_value(*this, &values), ...);
+  return *this;
 }
 
 }  // namespace dscomm

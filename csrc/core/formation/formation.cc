@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
@@ -13,7 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/memory_limit.h"
 #include "core/base/memory_reservation.h"
-#include "core/base/packed_status.h"
+#include "core/base/packer.h"
 #include "core/formation/tcp_relay.h"
 #include "core/store/store_exchange.h"
 
@@ -46,73 +44,38 @@ struct Member {
   uint64_t transport_id = 0;
 };
 
+// Packs or unpacks it.
+template <typename Coder, typename AnyMember>
+void code_member(Coder& common, Coder& own, AnyMember& member) {
+  auto& address = member.address;
+  auto& tuning = member.tuning;
+  common.fields(address.magic, address.version, address.uid)
+      .text(address.host)
+      .real(member.cpu_quota)
+      .fields(tuning.chunk_bytes, tuning.one_shot_bytes, tuning.staging_bytes, member.hierarchy,
+              member.halves_as_float32, member.host_identity, member.networks, member.transport_id);
+  own.bytes(address.arena)
+      .bytes(address.socket)
+      .bytes(address.doorbell)
+      .fields(address.pid, member.mailbox_offset)
+      .index(member.global_rank)
+      .index(member.binding.numa)
+      .index(member.binding.l3)
+      .fields(member.message_port, member.cpu_list);
+}
+
 MemberEntry pack(const Member& member) {
-  const PeerAddress& address = member.address;
-  const auto id = [](const ArenaId& bytes) {
-    return std::string_view(reinterpret_cast<const char*>(&bytes), sizeof bytes);
-  };
   Packer common, own;
-  common.number(address.magic)
-      .number(address.version)
-      .number(address.uid)
-      .text(address.host_name())
-      .number(std::bit_cast<uint64_t>(member.cpu_quota))
-      .number(member.tuning.chunk_bytes)
-      .number(member.tuning.one_shot_bytes)
-      .number(member.tuning.staging_bytes)
-      .text(member.hierarchy)
-      .number(member.halves_as_float32)
-      .text(member.host_identity)
-      .texts(member.networks)
-      .number(member.transport_id);
-  own.text(id(address.arena))
-      .text(id(address.socket))
-      .text(id(address.doorbell))
-      .number(static_cast<uint64_t>(address.pid))
-      .number(member.mailbox_offset)
-      .number(static_cast<uint64_t>(member.global_rank + 1))
-      .number(static_cast<uint64_t>(member.binding.numa + 1))
-      .number(static_cast<uint64_t>(member.binding.l3 + 1))
-      .number(member.message_port)
-      .text(member.cpu_list);
+  code_member(common, own, member);
   return {common.take(), own.take()};
 }
 
 bool unpack(const MemberEntry& bytes, Member* member) {
   Unpacker common(bytes.common), own(bytes.own);
-  PeerAddress& address = member->address;
-  bool is_good = true;
-  const auto take_id = [&](ArenaId* id) {
-    const std::string text = own.text();
-    is_good = is_good && text.size() == sizeof *id;
-    if (is_good) std::memcpy(id, text.data(), sizeof *id);
-  };
-  address.magic = common.number();
-  address.version = static_cast<uint32_t>(common.number());
-  address.uid = static_cast<uint32_t>(common.number());
-  common.text().copy(address.host, sizeof address.host - 1);
-  member->cpu_quota = std::bit_cast<double>(common.number());
-  member->tuning.chunk_bytes = common.number();
-  member->tuning.one_shot_bytes = common.number();
-  member->tuning.staging_bytes = common.number();
-  member->hierarchy = common.text();
-  member->halves_as_float32 = common.number() != 0;
-  member->host_identity = common.text();
-  member->networks = common.texts();
-  member->transport_id = common.number();
-  take_id(&address.arena);
-  take_id(&address.socket);
-  take_id(&address.doorbell);
-  address.pid = static_cast<int64_t>(own.number());
-  member->mailbox_offset = own.number();
-  member->global_rank = static_cast<int>(own.number()) - 1;
-  member->binding.numa = static_cast<int>(own.number()) - 1;
-  member->binding.l3 = static_cast<int>(own.number()) - 1;
-  member->message_port = static_cast<uint32_t>(own.number());
-  member->cpu_list = own.text();
+  code_member(common, own, *member);
   const ShmTuning& tuning = member->tuning;
-  return is_good && common.whole() && own.whole() && address.magic == kArenaMagic &&
-         address.version == kLayoutVersion && tuning.chunk_bytes != 0 &&
+  return common.whole() && own.whole() && member->address.magic == kArenaMagic &&
+         member->address.version == kLayoutVersion && tuning.chunk_bytes != 0 &&
          tuning.staging_bytes / tuning.chunk_bytes >= kLeastBuffers;
 }
 
@@ -469,17 +432,14 @@ class FormationRun {
   };
 
   static std::string pack_report(const Report& report) {
-    Packer packer;
-    packer.number(report.lacks_pool);
-    pack_status(packer, report.failure);
-    return packer.take();
+    return Packer().number(report.lacks_pool).status(report.failure).take();
   }
 
   static Status add_report(const std::string& bytes, Report* sum) {
     Unpacker unpacker(bytes);
     sum->lacks_pool |= unpacker.number();
     Status failure;
-    if (!unpack_status(unpacker, &failure) || !unpacker.whole())
+    if (!unpacker.status(failure).whole())
       return Status(Code::kInternal, "malformed report of a rank");
     if (sum->failure.ok()) sum->failure = failure;
     return {};

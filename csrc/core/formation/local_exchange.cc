@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/base/format.h"
-#include "core/base/packed_status.h"
 #include "core/base/packer.h"
 #include "core/shm/mailbox/layout.h"
 #include "core/shm/memory/abstract_socket.h"
@@ -39,12 +38,7 @@ AbstractAddress address_of(const LocalRanks& local) {
 std::string pack(const LocalEntry& entry) {
   return Packer()
       .number(kArenaMagic + kLayoutVersion)
-      .number(static_cast<uint64_t>(entry.rank))
-      .text(entry.name)
-      .number(static_cast<uint64_t>(entry.size))
-      .text(entry.members)
-      .text(entry.body.common)
-      .text(entry.body.own)
+      .fields(entry.rank, entry.name, entry.size, entry.members, entry.body.common, entry.body.own)
       .take();
 }
 
@@ -52,12 +46,8 @@ std::string pack(const LocalEntry& entry) {
 bool unpack(const std::string& bytes, LocalEntry* entry) {
   Unpacker unpacker(bytes);
   const bool is_ours = unpacker.number() == kArenaMagic + kLayoutVersion;
-  entry->rank = static_cast<int>(unpacker.number());
-  entry->name = unpacker.text();
-  entry->size = static_cast<int>(unpacker.number());
-  entry->members = unpacker.text();
-  entry->body.common = unpacker.text();
-  entry->body.own = unpacker.text();
+  unpacker.fields(entry->rank, entry->name, entry->size, entry->members, entry->body.common,
+                  entry->body.own);
   return is_ours && unpacker.whole();
 }
 
@@ -65,16 +55,12 @@ UniqueFd make_socket() {
   return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-std::string pack_cause(const Status& cause) {
-  Packer packer;
-  pack_status(packer, cause);
-  return packer.take();
-}
+std::string pack_cause(const Status& cause) { return Packer().status(cause).take(); }
 
 Status unpack_cause(const std::string& text) {
   Unpacker unpacker(text);
   Status cause;
-  if (!unpack_status(unpacker, &cause) || !unpacker.whole() || cause.ok())
+  if (!unpacker.status(cause).whole() || cause.ok())
     return Status(Code::kInternal, "a rank of this host failed, and why is not understood");
   return cause;
 }

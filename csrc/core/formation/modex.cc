@@ -4,18 +4,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <sstream>
 #include <utility>
 
 #include "core/base/format.h"
 #include "core/base/log.h"
-#include "core/base/packed_status.h"
+#include "core/base/packer.h"
 #include "core/base/settings.h"
 #include "core/shm/mailbox/layout.h"
 
@@ -79,22 +77,13 @@ std::string entry_name(int rank) { return format_text("entry/{}", rank); }
 std::string claims_name(int rank) { return format_text("claims/{}", rank); }
 std::string to_name(uint64_t nonce) { return format_text("to/{:016x}", nonce); }
 
-void pack_node(Packer& packer, const RelayNode& node) {
-  packer.text(node.parent)
-      .number(static_cast<uint64_t>(node.number))
-      .number(static_cast<uint64_t>(node.depth))
-      .number(node.children.size());
-  for (int child : node.children) packer.number(static_cast<uint64_t>(child));
-}
-
-RelayNode unpack_node(Unpacker& unpacker) {
-  RelayNode node;
-  node.parent = unpacker.text();
-  node.number = static_cast<int>(unpacker.number());
-  node.depth = static_cast<int>(unpacker.number());
-  for (uint64_t left = unpacker.count(); left > 0; --left)
-    node.children.push_back(static_cast<int>(unpacker.number()));
-  return node;
+// Rank 0's answer to an entry: the meeting's id and the rank's node, or a failure.
+std::string pack_answer(uint64_t id, const Status& cause, const RelayNode& node) {
+  return Packer()
+      .number(id)
+      .status(cause)
+      .fields(node.parent, node.number, node.depth, node.children)
+      .take();
 }
 
 Status make_random(uint64_t* number) {
@@ -134,14 +123,9 @@ std::string Modex::id_text() const { return format_text("{:016x}", id_); }
 std::string Modex::pack(const Entry& entry) {
   Packer packer;
   packer.number(kArenaMagic + kLayoutVersion)
-      .number(entry.nonce)
-      .number(static_cast<uint64_t>(entry.time_ns))
-      .number(entry.follows)
-      .number(static_cast<uint64_t>(entry.size))
-      .text(entry.members);
-  pack_status(packer, entry.cause);
-  packer.number(entry.awaited.size());
-  for (int rank : entry.awaited) packer.number(static_cast<uint64_t>(rank));
+      .fields(entry.nonce, entry.time_ns, entry.follows, entry.size, entry.members)
+      .status(entry.cause)
+      .fields(entry.awaited);
   std::vector<std::string> commons;
   std::vector<size_t> common_of;
   for (const auto& [rank, body] : entry.bodies) {
@@ -152,22 +136,18 @@ std::string Modex::pack(const Entry& entry) {
   packer.texts(commons).number(entry.bodies.size());
   size_t next = 0;
   for (const auto& [rank, body] : entry.bodies)
-    packer.number(static_cast<uint64_t>(rank)).number(common_of[next++]).text(body.own);
+    packer.fields(rank, common_of[next++], body.own);
   return packer.text(entry.relay).take();
 }
 
 bool Modex::unpack(std::string_view bytes, Entry* entry) {
   Unpacker unpacker(bytes);
   if (unpacker.number() != kArenaMagic + kLayoutVersion) return false;
-  entry->nonce = unpacker.number();
-  entry->time_ns = static_cast<int64_t>(unpacker.number());
-  entry->follows = unpacker.number() != 0;
-  const uint64_t size = unpacker.number();
+  uint64_t size = 0;
+  unpacker.fields(entry->nonce, entry->time_ns, entry->follows, size, entry->members)
+      .status(entry->cause)
+      .fields(entry->awaited);
   entry->size = static_cast<int>(std::min<uint64_t>(size, std::numeric_limits<int>::max()));
-  entry->members = unpacker.text();
-  const bool has_cause = unpack_status(unpacker, &entry->cause);
-  for (uint64_t left = unpacker.count(); left > 0; --left)
-    entry->awaited.push_back(static_cast<int>(unpacker.number()));
   const std::vector<std::string> commons = unpacker.texts();
   for (uint64_t left = unpacker.count(); left > 0; --left) {
     const auto rank = static_cast<int>(unpacker.number());
@@ -176,7 +156,7 @@ bool Modex::unpack(std::string_view bytes, Entry* entry) {
     entry->bodies[rank] = {commons[common], unpacker.text()};
   }
   entry->relay = unpacker.text();
-  return has_cause && unpacker.whole();
+  return unpacker.whole();
 }
 
 // Puts this rank's entry, in place of any earlier one.
@@ -336,7 +316,7 @@ Result<Modex::Table> Modex::decide() {
   for (int rank : entry_owners_) {
     Entry& entry = seen_[static_cast<size_t>(rank)];
     relays.push_back(std::exchange(entry.relay, ""));
-    table.number(static_cast<uint64_t>(rank)).text(pack(entry));
+    table.fields(rank, pack(entry));
   }
   table_bytes_ = table.take();
   if (entry_owners_.size() > 1) {
@@ -348,11 +328,7 @@ Result<Modex::Table> Modex::decide() {
   node_ = nodes.front();
   for (size_t k = 1; k < entry_owners_.size(); ++k) {
     const Entry& entry = seen_[static_cast<size_t>(entry_owners_[k])];
-    Packer packer;
-    packer.number(id_);
-    pack_status(packer, Status());
-    pack_node(packer, nodes[k]);
-    answers.emplace_back(key(to_name(entry.nonce)), packer.take());
+    answers.emplace_back(key(to_name(entry.nonce)), pack_answer(id_, Status(), nodes[k]));
   }
   DSCOMM_RETURN_IF_ERROR(store_.set_all(answers));
   return finish();
@@ -527,10 +503,8 @@ Status Modex::check_failed_ranks() {
 
 // Tells the cause to all ranks that have come, and to those that will come.
 Status Modex::give_up(const Status& cause) {
-  Packer packer;
-  packer.number(static_cast<uint64_t>(wall_clock_ns()));
-  pack_status(packer, cause);
-  static_cast<void>(store_.set(key(kClosed), packer.take()));
+  static_cast<void>(
+      store_.set(key(kClosed), Packer().fields(wall_clock_ns()).status(cause).take()));
   std::vector<bool> have_entry = ranks_with_entries();
   if (local_ != nullptr)
     for (const auto& [rank, body] : local_->entries()) have_entry[static_cast<size_t>(rank)] = true;
@@ -555,11 +529,7 @@ Status Modex::give_up(const Status& cause) {
 }
 
 void Modex::answer(uint64_t nonce, const Status& cause) {
-  Packer packer;
-  packer.number(0);
-  pack_status(packer, cause);
-  pack_node(packer, RelayNode());
-  static_cast<void>(store_.set(key(to_name(nonce)), packer.take()));
+  static_cast<void>(store_.set(key(to_name(nonce)), pack_answer(0, cause, RelayNode())));
 }
 
 void Modex::fail_others(const Status& cause) {
@@ -632,11 +602,11 @@ Result<bool> Modex::has_answer() {
   if (!found) return false;
   remove(to_name(nonce_));
   Unpacker unpacker(*found);
-  id_ = unpacker.number();
   Status cause;
-  const bool has_cause = unpack_status(unpacker, &cause);
-  node_ = unpack_node(unpacker);
-  if (!has_cause || !unpacker.whole())
+  node_ = RelayNode();
+  unpacker.fields(id_).status(cause).fields(node_.parent, node_.number, node_.depth,
+                                            node_.children);
+  if (!unpacker.whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
   if (!cause.ok()) {
     static_cast<void>(remove_if_own());
@@ -716,9 +686,9 @@ Status Modex::check_closed() {
   is_closed_ = found.has_value();
   if (!is_closed_) return {};
   Unpacker unpacker(*found);
-  const auto time_ns = static_cast<int64_t>(unpacker.number());
+  int64_t time_ns = 0;
   Status cause;
-  if (!unpack_status(unpacker, &cause) || !unpacker.whole())
+  if (!unpacker.fields(time_ns).status(cause).whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
   int64_t limit_ns = 0;
   if (is_stale(time_ns))

@@ -88,12 +88,8 @@ Result<std::string> TcpRelay::listen() {
   }
   return Packer()
       .number(request_.id)
-      .number(static_cast<uint64_t>(own_.global_rank + 1))
-      .number(static_cast<uint64_t>(own_.pid))
-      .text(host_)
-      .text(own_.host_name)
-      .texts(own_.networks)
-      .text(encode(listener_->invitation()))
+      .index(own_.global_rank)
+      .fields(own_.pid, host_, own_.host_name, own_.networks, encode(listener_->invitation()))
       .take();
 }
 
@@ -104,15 +100,13 @@ Result<std::string> TcpRelay::fetch(const RelayNode& node, uint64_t meeting, siz
   TransportRequest request = request_of(node.number);
   TransportMember& parent = request.members.front();
   Unpacker unpacker(node.parent);
-  request.id = unpacker.number();
-  parent.global_rank = static_cast<int>(unpacker.number()) - 1;
-  parent.pid = static_cast<int64_t>(unpacker.number());
-  // A rank that speaks for itself may be on its parent's host, and then has the same addresses.
-  if (unpacker.text() == host_) parent.host = node.number;
-  parent.host_name = unpacker.text();
-  parent.networks = unpacker.texts();
-  const std::string invitation = unpacker.text();
+  std::string host, invitation;
+  unpacker.fields(request.id)
+      .index(parent.global_rank)
+      .fields(parent.pid, host, parent.host_name, parent.networks, invitation);
   if (!unpacker.whole()) return malformed;
+  // A rank that speaks for itself may be on its parent's host, and then has the same addresses.
+  if (host == host_) parent.host = node.number;
   const std::string name = name_member(request.members, 0);
 
   Connector connector(request, 0, 1);  // after one refusal the store is asked

@@ -5,7 +5,7 @@
 #include <optional>
 #include <thread>
 
-#include "core/base/packed_status.h"
+#include "core/base/packer.h"
 
 namespace dscomm {
 namespace {
@@ -178,7 +178,7 @@ Status StoreExchange::failure() {
   if (!found) return {};
   Unpacker unpacker(*found);
   Status status;
-  if (!unpack_status(unpacker, &status) || !unpacker.whole())
+  if (!unpacker.status(status).whole())
     return Status(Code::kInternal, "malformed failure of another rank");
   has_read_failure_ = true;
   is_restarted_ = status.ok();
@@ -218,9 +218,7 @@ Result<std::string> StoreExchange::fail_or_read(const std::string& name, const S
 
 // If the store is lost, the deadlines of the other ranks end their waits.
 void StoreExchange::publish_failure(const Status& cause) {
-  Packer packer;
-  pack_status(packer, cause);
-  static_cast<void>(publish(kFailed, packer.take()));
+  static_cast<void>(publish(kFailed, Packer().status(cause).take()));
 }
 
 void StoreExchange::restart_all() {
