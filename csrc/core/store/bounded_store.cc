@@ -115,8 +115,8 @@ Deadline BoundedStore::bound(int64_t own_ns) const {
   return Deadline::after(std::chrono::milliseconds(std::max(own_ns, least_ns) / 1'000'000));
 }
 
-Status BoundedStore::call(const char* what, const std::string& key, const Deadline& bound,
-                          std::function<void()> body) {
+Status BoundedStore::run(const char* what, const std::string& key, const Deadline& bound,
+                         std::function<void()> body) {
   {
     std::lock_guard lock(mutex_);
     if (!lost_.ok()) return lost_;
@@ -147,81 +147,62 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
   return lost_;
 }
 
-// A call may be abandoned, so it owns all that it uses.
+template <typename Body>
+std::invoke_result_t<Body, Store&> BoundedStore::call(const char* what, const std::string& key,
+                                                      const Deadline& bound, Body body) {
+  auto answer = std::make_shared<std::optional<std::invoke_result_t<Body, Store&>>>();
+  DSCOMM_RETURN_IF_ERROR(run(what, key, bound, [store = store_, body = std::move(body), answer] {
+    *answer = body(*store);
+  }));
+  return std::move(**answer);
+}
 
 Status BoundedStore::set(const std::string& key, std::string_view value) {
-  auto answer = std::make_shared<Status>();
-  DSCOMM_RETURN_IF_ERROR(
-      call("set", key, bound(), [store = store_, key, value = std::string(value), answer] {
-        *answer = store->set(key, value);
-      }));
-  return std::move(*answer);
+  return call("set", key, bound(), [key, value = std::string(value)](Store& store) {
+    return store.set(key, value);
+  });
 }
 
 Result<std::string> BoundedStore::get(const std::string& key, const Deadline& deadline) {
   const int64_t own_ns = deadline.remaining_ns();  // starts the clock, also of the copy below
-  auto answer = std::make_shared<Result<std::string>>(std::string());
-  DSCOMM_RETURN_IF_ERROR(
-      call("get", key, bound(std::max<int64_t>(own_ns, 0) + kLeastCallNs),
-           [store = store_, key, deadline, answer] { *answer = store->get(key, deadline); }));
-  return std::move(*answer);
+  return call("get", key, bound(std::max<int64_t>(own_ns, 0) + kLeastCallNs),
+              [key, deadline](Store& store) { return store.get(key, deadline); });
 }
 
 Result<bool> BoundedStore::has(const std::string& key) {
-  auto answer = std::make_shared<Result<bool>>(false);
-  DSCOMM_RETURN_IF_ERROR(
-      call("look for", key, bound(), [store = store_, key, answer] { *answer = store->has(key); }));
-  return std::move(*answer);
+  return call("look for", key, bound(), [key](Store& store) { return store.has(key); });
 }
 
 Result<std::optional<std::string>> BoundedStore::find(const std::string& key) {
-  using Found = Result<std::optional<std::string>>;
-  auto answer = std::make_shared<Found>(std::optional<std::string>());
-  DSCOMM_RETURN_IF_ERROR(call("look for", key, bound(),
-                              [store = store_, key, answer] { *answer = store->find(key); }));
-  return std::move(*answer);
+  return call("look for", key, bound(), [key](Store& store) { return store.find(key); });
 }
 
 Result<bool> BoundedStore::has_all(const std::vector<std::string>& keys) {
   if (keys.empty()) return true;
-  auto answer = std::make_shared<Result<bool>>(false);
-  DSCOMM_RETURN_IF_ERROR(call("look for", keys.front(), bound(),
-                              [store = store_, keys, answer] { *answer = store->has_all(keys); }));
-  return std::move(*answer);
+  return call("look for", keys.front(), bound(),
+              [keys](Store& store) { return store.has_all(keys); });
 }
 
 Result<std::optional<std::vector<std::string>>> BoundedStore::find_all(
     const std::vector<std::string>& keys) {
-  using Found = std::optional<std::vector<std::string>>;
-  if (keys.empty()) return Found(std::in_place);
-  auto answer = std::make_shared<Result<Found>>(Found());
-  DSCOMM_RETURN_IF_ERROR(call("look for", keys.front(), bound(),
-                              [store = store_, keys, answer] { *answer = store->find_all(keys); }));
-  return std::move(*answer);
+  if (keys.empty()) return std::optional<std::vector<std::string>>(std::in_place);
+  return call("look for", keys.front(), bound(),
+              [keys](Store& store) { return store.find_all(keys); });
 }
 
 Status BoundedStore::set_all(const KeysAndValues& values) {
   if (values.empty()) return {};
-  auto answer = std::make_shared<Status>();
-  DSCOMM_RETURN_IF_ERROR(
-      call("set", values.front().first, bound(),
-           [store = store_, values, answer] { *answer = store->set_all(values); }));
-  return std::move(*answer);
+  return call("set", values.front().first, bound(),
+              [values](Store& store) { return store.set_all(values); });
 }
 
 Result<int64_t> BoundedStore::add(const std::string& key, int64_t amount) {
-  auto answer = std::make_shared<Result<int64_t>>(int64_t{0});
-  DSCOMM_RETURN_IF_ERROR(call("add to", key, bound(), [store = store_, key, amount, answer] {
-    *answer = store->add(key, amount);
-  }));
-  return std::move(*answer);
+  return call("add to", key, bound(),
+              [key, amount](Store& store) { return store.add(key, amount); });
 }
 
 Status BoundedStore::remove(const std::string& key) {
-  auto answer = std::make_shared<Status>();
-  DSCOMM_RETURN_IF_ERROR(call("remove", key, bound(),
-                              [store = store_, key, answer] { *answer = store->remove(key); }));
-  return std::move(*answer);
+  return call("remove", key, bound(), [key](Store& store) { return store.remove(key); });
 }
 
 }  // namespace dscomm

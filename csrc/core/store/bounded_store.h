@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -43,8 +44,12 @@ class BoundedStore final : public Store {
 
   // The deadline of a call that begins now and may take `own_ns`.
   Deadline bound(int64_t own_ns = 0) const;
-  Status call(const char* what, const std::string& key, const Deadline& bound,
-              std::function<void()> body);
+  // Calls the store. The call may be abandoned, so `body` owns all that it uses.
+  template <typename Body>
+  std::invoke_result_t<Body, Store&> call(const char* what, const std::string& key,
+                                          const Deadline& bound, Body body);
+  Status run(const char* what, const std::string& key, const Deadline& bound,
+             std::function<void()> body);
   std::shared_ptr<CallThread> take_call_thread();
 
   const std::shared_ptr<Store> store_;
