@@ -135,8 +135,7 @@ std::string Modex::pack(const Entry& entry) {
   }
   packer.texts(commons).number(entry.bodies.size());
   size_t next = 0;
-  for (const auto& [rank, body] : entry.bodies)
-    packer.fields(rank, common_of[next++], body.own);
+  for (const auto& [rank, body] : entry.bodies) packer.fields(rank, common_of[next++], body.own);
   return packer.text(entry.relay).take();
 }
 
@@ -606,8 +605,7 @@ Result<bool> Modex::has_answer() {
   node_ = RelayNode();
   unpacker.fields(id_).status(cause).fields(node_.parent, node_.number, node_.depth,
                                             node_.children);
-  if (!unpacker.whole())
-    cause = Status(Code::kInternal, "what rank 0 said is not understood");
+  if (!unpacker.whole()) cause = Status(Code::kInternal, "what rank 0 said is not understood");
   if (!cause.ok()) {
     static_cast<void>(remove_if_own());
     return cause;

@@ -158,9 +158,8 @@ std::invoke_result_t<Body, Store&> BoundedStore::call(const char* what, const st
 }
 
 Status BoundedStore::set(const std::string& key, std::string_view value) {
-  return call("set", key, bound(), [key, value = std::string(value)](Store& store) {
-    return store.set(key, value);
-  });
+  return call("set", key, bound(),
+              [key, value = std::string(value)](Store& store) { return store.set(key, value); });
 }
 
 Result<std::string> BoundedStore::get(const std::string& key, const Deadline& deadline) {
