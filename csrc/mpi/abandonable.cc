@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSlice{5};
 constexpr std::chrono::milliseconds kReasonNap{1};
-// Longer than the ranks that hear of a death wait for its cause, since they may know it better.
+// Longer than other ranks wait for a better cause of a death, because that cause may name more.
 constexpr int64_t kReasonGraceNs = 2 * kCauseGraceNs;
 
 struct Returned {

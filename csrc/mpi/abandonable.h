@@ -10,14 +10,15 @@
 namespace dscomm {
 
 // Runs `body` on a new thread and waits for it. At the deadline, or when `check` fails, abandons
-// the thread: so `body` must own all that it touches, captured by value. OK once `body` has
+// the thread: so `body` must own all that it touches, captured by value. Returns OK once `body` has
 // returned; else `check`'s status, or kTimeout ("timed out: MPI_Init_thread did not return within 1
 // s").
 Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
                        const GiveUpCheck& check);
 
-// MPI has failed with `refused`. A broken connection is often the first sign of a death, so polls
-// `check` for the reason, for a moment, up to `end`. Returns it, else `refused`.
+// Returns the reason for `refused`, an error of MPI. A broken connection is often the first sign of
+// a death, so polls `check` for a moment, at most until `end`. Returns `refused` if `check` stays
+// OK.
 Status reason_or(const Status& refused, const Deadline& end, const GiveUpCheck& check);
 
 }  // namespace dscomm

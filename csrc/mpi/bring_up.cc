@@ -27,7 +27,7 @@ constexpr int kGroupTag = 0x2473;
 // The largest job whose ranks all connect in advance: each connection takes a descriptor.
 constexpr int kMostConnected = 256;
 
-// An MPI_Init_thread that never returned leaves MPI in an unknown state. Guards no data.
+// True while MPI_Init_thread runs: if it never returns, MPI's state is unknown. Guards no data.
 std::atomic<bool> initialisation_left_behind{false};
 
 // A rank's place in MPI_COMM_WORLD, and whether its connections can carry a token.
@@ -109,7 +109,7 @@ class BringUp {
         at_step(Status(status.code(), status.message() + (may_suspect ? timeout_hint() : ""))));
   }
 
-  // In MPI_Init_thread all ranks wait for a PMIx server that does not answer, on any host.
+  // A PMIx server that does not answer, on any host, blocks MPI_Init_thread on all ranks.
   std::string timeout_hint() const {
     const std::string silent = world_ == nullptr ? "" : start().silent_helper(context_);
     return silent.empty() ? "" : "; " + silent;
@@ -287,7 +287,7 @@ class BringUp {
     auto answer = std::make_shared<Answer>();
     const bool ours = plan().origin != MpiOrigin::kProgram;
     const GiveUpCheck ends = [this] { return exchange_.check(); };
-    // If the program initialised MPI, it may use this tag, so the ranks do not meet.
+    // If the program initialised MPI, it may use this tag too, so the ranks skip meet().
     Status status = ours
                         ? meet(MPI_COMM_WORLD, world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
                                [this](size_t member) { return name(static_cast<int>(member)); })

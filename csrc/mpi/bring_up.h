@@ -1,12 +1,12 @@
 // Bring-up: makes the members of a transport one MPI job, however they were started.
 //
 //   1. Every rank publishes its host and the state of its MPI.
-//   2. Rank 0 collects that and publishes the plan: MPI is initialised already (by mpi4py, say), a
+//   2. Rank 0 collects these and publishes the plan: MPI is initialised already (by mpi4py, say), a
 //      launcher has prepared it (mpirun, srun --mpi=pmix, flux), or dscomm starts it.
 //   3. All ranks call MPI_Init_thread.
-//   4. Rank 0 collects and publishes their ranks in MPI_COMM_WORLD; they make a communicator.
+//   4. Rank 0 collects and publishes all ranks in MPI_COMM_WORLD; the members make a communicator.
 //
-// A rank that fails puts the reason into the store, and all others raise it soon after.
+// A rank that fails puts the reason into the store, and all others soon fail with this reason.
 #pragma once
 
 #include <mpi.h>
@@ -34,15 +34,16 @@ class MpiWorld {
 
   // What started MPI, for messages: "dscomm-pmix", "the launcher".
   const char* started_by() const;
-  // The members, in the order of the request; MPI_COMM_WORLD may have other ranks too. Errors are
-  // returned. Never freed.
+  // The members' communicator, in the order of the request; MPI_COMM_WORLD may have other ranks,
+  // too. MPI returns its errors. Never freed.
   MPI_Comm comm() const { return comm_; }
 
   // Ends MPI as its origin requires, when no thread calls MPI any more:
   //   kDscomm: nothing; MPI_Finalize would wait for the other hosts, and exiting without it is
   //     clean.
-  //   kLauncher: MPI_Finalize, unless MPI has given up: the launcher takes an exit without it for a
-  //     crash and ends the job. It waits for all ranks of the job, up to the deadline.
+  //   kLauncher: MPI_Finalize, unless MPI has given up: the launcher takes an exit without
+  //     MPI_Finalize for a crash and ends the job. Waits for all ranks of the job, up to the
+  //     deadline.
   //   kProgram: nothing; the program finalises MPI.
   // Returns soon after the deadline at the latest. Idempotent.
   void leave(const Deadline& deadline);

@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kTick{50};
 constexpr int kTicks = 16;
 // For a call without a known deadline.
 constexpr int kTicksWithoutDeadline = 100;
-// A call that mostly makes system calls is rarely interrupted outside the C library: for example
+// A signal rarely finds a call that mostly makes system calls outside the C library: for example
 // Open MPI 4's loop that prints "invalid connection state". After this many ticks, and from the
 // second signal on, the call is left inside the library, too: it may hold a lock of malloc's, but
 // would otherwise hang. 1.5 s, because a rank must notice a death on another host within 2 s.
@@ -122,7 +122,7 @@ int leave_signal() {
   return number;
 }
 
-// Registers the thread for its lifetime.
+// Registers this thread until the thread ends.
 struct Registration {
   Registration() {
     calls.thread = pthread_self();
@@ -130,7 +130,7 @@ struct Registration {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, leave_signal());
-    // Threads of this library block all other signals (core/base/thread.h).
+    // Threads of this library block all signals (core/base/thread.h), so unblock this one.
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
     std::lock_guard lock(registry.mutex);
     registry.threads.insert(&calls);
@@ -156,12 +156,12 @@ int64_t cpu_ns(pthread_t thread) {
 struct Seen {
   uint64_t number = 0;
   int ticks = 0;
-  int ticks_asleep = 0;  // the latest consecutive ones
+  int ticks_asleep = 0;  // without a break, up to now
   int signals = 0;
   int64_t cpu_at_first_ns = 0;
 };
 
-// Once MPI has given up in one thread, other threads may wait for locks that it holds.
+// Once MPI has given up in one thread, other threads may wait for locks of that thread.
 bool is_late(const guard::Calls& calls, int ticks) {
   if (watches_closely.load(std::memory_order_relaxed) || mpi_gave_up()) return true;
   const int64_t deadline_ns = calls.deadline_ns.load(std::memory_order_relaxed);
@@ -199,7 +199,7 @@ void watch() {
   std::map<guard::Calls*, Seen> seen;
   while (true) {
     std::this_thread::sleep_for(kTick);
-    // Keeps threads from ending meanwhile.
+    // No thread can end while this lock is held.
     std::lock_guard lock(registry.mutex);
     std::erase_if(seen, [](const auto& entry) { return !registry.threads.contains(entry.first); });
     for (guard::Calls* calls : registry.threads) check_calls(*calls, &seen[calls]);

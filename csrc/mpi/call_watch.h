@@ -6,8 +6,8 @@
 // message to a rank that has left retries its connection for ever.
 //
 // A watch thread checks running calls. A call that has slept for 800 ms, or computed for 400 ms, is
-// left once its deadline has passed; it is left earlier once a death is known or MPI has given up,
-// and always with MPICH. A signal makes its thread jump back to guarded().
+// left once its deadline has passed. It is left before the deadline if a death is known, if MPI has
+// given up, or if MPICH has connected all ranks. A signal makes its thread jump back to guarded().
 #pragma once
 
 #include <pthread.h>
@@ -21,10 +21,10 @@
 
 namespace dscomm {
 
-// Starts to watch calls: a hanging call is left once its deadline has passed, or after 5 s without
-// a deadline. Any thread; does not block.
+// Starts to watch calls: a hanging call is left once its deadline has passed or, if it has no
+// deadline, after 5 s. Thread-safe; does not block.
 void watch_calls();
-// The same, but leaves hanging calls before their deadlines.
+// Like watch_calls(), but leaves hanging calls before their deadlines.
 void watch_calls_closely();
 
 // Records that MPI has given up in this process (guarded.h). Safe in a signal handler.
@@ -35,11 +35,11 @@ namespace guard {
 // The MPI calls of one thread.
 struct Calls {
   // Incremented when a watched call begins and ends: odd while a call runs. Relaxed: the watch only
-  // compares it with its last look, and sees a late value at the next one.
+  // compares it with the number of the previous tick, and may see a change one tick late.
   std::atomic<uint64_t> number{0};
-  // The number of the call to leave, and where it may be interrupted: not inside the C library,
-  // whose locks it may hold, or there only just after a system call. The watch's release stores,
-  // before it sends the signal, pair with the signal handler's acquire loads.
+  // The number of the call to leave, and where the signal may interrupt it: anywhere, outside the C
+  // library (whose locks the call may hold), or also in it just after a system call. The watch's
+  // release stores, before it sends the signal, pair with the signal handler's acquire loads.
   std::atomic<uint64_t> to_leave{0};
   enum Where { kAnywhere, kOutsideLibc, kAlsoAfterSystemCalls };
   std::atomic<Where> from{kAnywhere};
@@ -56,7 +56,7 @@ struct Calls {
 };
 Calls& calls_of_thread();
 
-// Sets the deadline of the thread's calls for its lifetime.
+// While this object lives, the thread's calls have this deadline.
 class CallDeadline {
  public:
   explicit CallDeadline(const Deadline& deadline)

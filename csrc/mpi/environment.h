@@ -16,11 +16,11 @@ std::string environment_value(const std::string& name);
 char** whole_environment();
 
 // Restores the environment when destroyed: variables set here, and by MPI meanwhile, would make a
-// child process believe that it is a rank. Not safe if other threads read the environment at the
-// same time; setenv() never is.
+// child process believe that it is a rank. Like setenv(), not safe while other threads read the
+// environment.
 class EnvironmentForStart {
  public:
-  // `prefixes` of the names that belong to MPI and its launchers; all variables set here have one.
+  // `prefixes`: of the names that belong to MPI and its launchers. set() takes only such names.
   explicit EnvironmentForStart(std::vector<std::string> prefixes);
   ~EnvironmentForStart();
   EnvironmentForStart(const EnvironmentForStart&) = delete;

@@ -9,7 +9,7 @@
 namespace dscomm {
 namespace {
 
-// Relaxed: a thread that reads it late calls MPI once more, as when two threads call at once.
+// Relaxed: a thread that reads an old value calls MPI once more, as if it had called before.
 std::atomic<bool> gave_up{false};
 std::mutex words_mutex;
 std::string words;

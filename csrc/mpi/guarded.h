@@ -1,8 +1,9 @@
-// Calls MPI so that a broken connection cannot take the process along: guarded([&] { return
+// Calls MPI so that a broken connection cannot end or block the process: guarded([&] { return
 // MPI_Isend(...); }).
 //
 // When a connection breaks with data still to be sent, as when a rank of another host dies, Open
-// MPI does one of two things that would end or block this process before it reports who died:
+// MPI does one of two things, which would end or block this process before dscomm reports the
+// death:
 //
 //   It ends the process ("pml_ob1_sendreq.c:190 FATAL", Open MPI 4 and 5), by ompi_rte_abort().
 //   dscomm replaces that function: inside guarded() it throws through MPI's frames, and guarded()
@@ -14,9 +15,9 @@
 // MPICH likewise calls exit() (mpich/exit_hook.h) or hangs.
 //
 // Afterwards MPI's state is inconsistent and its locks may be held. So MPI has "given up" for all
-// threads of the process, and dscomm does not call it again.
+// threads of the process, and dscomm does not call MPI again.
 //
-// Calls that the program itself makes to MPI do not change: they reach Open MPI's own function.
+// The program's own calls of MPI do not change: Open MPI's own function still ends the process.
 #pragma once
 
 #include <mpi.h>
@@ -28,12 +29,12 @@
 
 namespace dscomm {
 
-// Whether MPI has given up in this process. Any thread.
+// Whether MPI has given up in this process. Thread-safe.
 bool mpi_gave_up();
-// MPI's own message about it; empty if it gave none, as when a connection breaks.
+// The message with which MPI gave up; empty if there was none, as when a call hangs.
 std::string mpi_abort_message();
 
-// The first death reported by the failure detector; OK if none. Any thread.
+// The first death reported by the failure detector; OK if none. Thread-safe.
 Status first_death();
 void note_first_death(const Status& death);
 
@@ -72,19 +73,19 @@ int call_inside(Calls& calls, bool is_watched, const Call& call) {
 
 }  // namespace guard
 
-// Returns the MPI code that `call` returns, or MPI_ERR_OTHER if MPI gives up in it or has done so
-// before. For calls that may communicate but do not wait for other ranks; calls that only query or
-// allocate need no guard. `call` must not hold objects with destructors, as they would not run.
+// Returns the MPI code that `call` returns, or MPI_ERR_OTHER if MPI gives up in `call` or had given
+// up before. For calls that may communicate but do not wait for other ranks; calls that only query
+// or allocate need no guard. `call` must not hold objects with destructors, as they would not run.
 template <typename Call>
 int guarded(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;
   guard::Calls& calls = guard::calls_of_thread();
-  // Returns a second time if the call was left. Only MPI's frames and this one lie between.
+  // sigsetjmp() returns again if the call is left. Only frames of MPI and of this file are skipped.
   if (calls.depth == 0 && sigsetjmp(calls.way_out, /*savemask=*/0) != 0) return MPI_ERR_OTHER;
   return guard::call_inside(calls, true, call);
 }
 
-// The same for calls that wait for other ranks, on a thread that can be abandoned.
+// Like guarded(), for calls that wait for other ranks, on a thread that can be abandoned.
 template <typename Call>
 int guarded_blocking(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;

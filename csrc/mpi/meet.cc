@@ -90,7 +90,7 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
     monitor.expect(name(before) + ", which may be waiting for another rank");
     const Status status = wait_for(&requests, kMeetingPolicy, deadline, monitor);
     if (status.ok()) continue;
-    // A later meeting with this tag posts new receives.
+    // Cancel the receive, because a later meeting with this tag posts a new one.
     if (!requests.empty() && requests[0] != MPI_REQUEST_NULL)
       (void)guarded([&] { return MPI_Cancel(&requests[0]); });
     return status;

@@ -1,8 +1,8 @@
 // Meetings of ranks over MPI that can be cancelled.
 //
 // MPI makes communicators in calls that wait for other ranks without a limit, and a thread
-// abandoned in such a call uses a core until the process ends. So ranks first check that all have
-// come.
+// abandoned in such a call uses a core until the process ends. So ranks first check that all are
+// there.
 #pragma once
 
 #include <mpi.h>
@@ -17,9 +17,9 @@
 
 namespace dscomm {
 
-// Waits until all of `ranks` of `comm`, including this one, have called it with the same ranks and
-// tag. kTimeout names a missing rank by name(its index in `ranks`); a failure of `check` ends the
-// wait too. Sends empty messages, in log2(number of ranks) rounds.
+// Waits until all of `ranks` of `comm`, including this one, have called meet() with the same ranks
+// and tag. kTimeout names a missing rank by name(its index in `ranks`); a failure of `check` ends
+// the wait too. Sends empty messages, in log2(number of ranks) rounds.
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
             const GiveUpCheck& check, const std::function<std::string(size_t index)>& name);
 

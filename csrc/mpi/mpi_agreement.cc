@@ -12,13 +12,13 @@
 namespace dscomm {
 namespace {
 
-// A pair without data weighs 0, so it need not be listed.
+// A pair of ranks without data weighs 0, so that it can be left out.
 uint64_t weigh(uint64_t from, uint64_t to, uint64_t count) {
   if (count == 0) return 0;
   return mix_hash(mix_hash(mix_hash(0, from), to), count);
 }
 
-// The function of MPI's reduction: second = first and second. MPI may pass unaligned memory.
+// MPI's reduction of headers: combines `first` into `second`. MPI may pass unaligned memory.
 void combine_headers(void* first, void* second, int* count, MPI_Datatype*) {
   for (int i = 0; i < *count; ++i) {
     CallHeader a, b;

@@ -18,8 +18,8 @@
 // with data are sent, and along a chain only those from each rank to the next, so no rank waits for
 // ranks that send it nothing.
 //
-// Ranks that make different calls may then wait for each other without any message. So after a long
-// wait a rank makes all ranks compare their last calls (FailureDetector::compare_calls()).
+// Ranks whose calls differ may wait for each other without any message. So after a long wait a rank
+// makes all ranks compare their last calls (FailureDetector::compare_calls()).
 //
 // In calls that use MPI's collectives the CallHeader precedes the data: a collective whose
 // arguments do not match may write out of bounds or end the job. Copying the first chunk into
@@ -44,7 +44,7 @@ namespace dscomm {
 inline constexpr size_t kPiggybackBytes = 984;
 // Among few ranks: the most that a rank piggybacks for all others together in a reduction or a
 // broadcast. An all-reduce of 16 KiB between 2 hosts took 42 us without this and takes 27 us with
-// it. If each rank gets different data, the limit is one message each
+// it. If each rank gets different data, the limit is one message for each rank
 // (MpiTeamOptions::message_bytes).
 inline constexpr size_t kPiggybackBytesOfFew = 60 << 10;
 
@@ -93,15 +93,15 @@ struct HeaderRoute {
 };
 
 // The MPI datatype of a CallHeader, one indivisible element, and the operator that combines two.
-// Created on first use and never freed. Any thread.
+// Created on first use and never freed. Thread-safe.
 struct HeaderType {
   MPI_Datatype type;
   MPI_Op op;
 };
 Result<HeaderType> header_type();
 
-// The elements that a rank sends to and expects from each rank, for calls in which ranks need not
-// know all counts. Zero for a pair without data.
+// The numbers of elements that a rank sends to and expects from each rank, for calls in which ranks
+// need not know all counts. Zero for a pair without data.
 struct Splits {
   std::vector<uint64_t> sends, expects;  // by rank; empty: the call has no counts
 
@@ -121,7 +121,7 @@ inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks *
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected);
 
-// For ranks that make the same call now, but made different ones before, which are lost.
+// The message for ranks whose calls are equal now but differed before what the record still holds.
 std::string explain_lost_difference(const CallRecord& call);
 
 // Compares the sides of all ranks, concatenated, and says which ranks differ, and in what. `names`

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kPassNs = 10'000;
 
 // The longest cell is a little less than Open MPI sends eagerly over TCP: 64 KiB with its header.
-// Each peer's rings are never freed, so cells are no longer than that.
+// Longer cells would only take memory, which each peer's rings keep until the channel ends.
 constexpr size_t kShortestCell = 4096, kLongestCell = 60 << 10;
 
 }  // namespace
@@ -50,7 +50,7 @@ std::byte* MpiChannel::arriving(uint64_t number) {
 
 Status MpiChannel::failed(const char* what, int code) const {
   Status refused = mpi_error(what, code);
-  // MPI gives up for the whole process, perhaps because of another peer.
+  // MPI gives up for the whole process, perhaps because of another peer, so do not name this one.
   if (mpi_gave_up()) return refused;
   return Status(refused.code(), "the channel to " + peer_ + ": " + refused.message());
 }

@@ -1,10 +1,10 @@
 // MpiChannel: sends the cells of point-to-point messages between two processes through MPI.
 //
-// Each cell is one non-blocking send from one ring of staging memory and one receive into another.
-// The receiver probes for the first cell of a message, then posts receives for the rest. So no
-// receive is left over, except one after an abandoned message, which then takes the next message's
-// first cell. A pending MPI request cannot be cancelled, so memory that one still uses when the
-// channel is destroyed is never freed.
+// Each cell is one non-blocking send from one ring of staging memory and one receive into another
+// ring. The receiver probes for the first cell of a message, then posts receives for the rest. So
+// no receive is left over, except one after an abandoned message, which then takes the next
+// message's first cell. A pending MPI request cannot be cancelled, so a ring that is in use when
+// the channel is destroyed is never freed.
 #pragma once
 
 #include <mpi.h>

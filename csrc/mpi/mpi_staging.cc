@@ -31,7 +31,7 @@ MpiStaging::~MpiStaging() {
 Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
   DSCOMM_CHECK(!pending(), "staging is in use until its requests are complete");
   if (memory_ != nullptr && bytes <= data_bytes_ && table_entries <= table_entries_) return {};
-  // Calls with different needs share it, so it never shrinks.
+  // Calls with different needs share the staging, so it never shrinks.
   bytes = std::max(bytes, data_bytes_);
   table_entries = std::max(table_entries, table_entries_);
   const size_t table_bytes = round_up(2 * table_entries * sizeof(int), kLine);

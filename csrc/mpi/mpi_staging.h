@@ -36,7 +36,7 @@ class MpiStaging {
   int* counts() { return tables_; }
   int* offsets() { return tables_ + table_entries_; }
 
-  // For MPI to fill in before the next one is added.
+  // A new request, which MPI must fill in before the next one is added.
   MPI_Request* add_request() { return &requests.emplace_back(MPI_REQUEST_NULL); }
   bool pending() const { return !requests.empty(); }
 

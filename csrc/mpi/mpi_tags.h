@@ -5,9 +5,9 @@
 
 namespace dscomm {
 
-// MPI_Comm_create_group, and Open MPI's messages for it, use tags 0 to this, excluded.
+// MPI_Comm_create_group, and Open MPI's messages for it, use the tags below this one.
 constexpr int kGroupTags = 0x3800;
-// Added to a group tag: the tags of meet().
+// meet() uses a group's tag plus this.
 constexpr int kMeetTags = kGroupTags;
 // The tag of point-to-point cells.
 constexpr int kCellTag = 0x7000;

@@ -17,16 +17,16 @@ namespace {
 
 // How often a wait asks the parent team (parent_) whether it has failed.
 constexpr int64_t kAskEveryNs = 1'000'000;
-// After a wait this long, or a tenth of a shorter timeout, all ranks compare their calls; again
+// All ranks compare their calls after a wait this long (at most a tenth of the timeout), and again
 // each time the wait has doubled. Ranks from the fourth on start later.
 constexpr int64_t kCompareAfterNs = 100'000'000;
 
-// The time that a live rank needs to answer on an overloaded machine, or a twentieth of a shorter
-// timeout. Less than HierarchicalTeam::later() adds for ranks inside the host, which know less.
+// A live rank answers within this time on an overloaded machine. At most a twentieth of the
+// timeout, and less than HierarchicalTeam::later() adds for ranks inside the host, which know less.
 constexpr int64_t kAnswerMs = 150;
-// All ranks of a Team time out together, and if all asked at once there would be an answer for each
-// pair of ranks. The first three ask at once. The others wait for their findings: a step for each
-// fourfold rank, each a tenth of a shorter timeout.
+// All ranks of a Team time out together. If all asked at once, each pair of ranks would exchange an
+// answer. So ranks 0 to 2 ask at once, and the others first wait for their findings: ranks 3 to 14
+// one step, ranks 15 to 62 two, and so on. A step is at most a tenth of the timeout.
 constexpr int64_t kAskStepMs = 100;
 
 MpiTeamOptions bounded(MpiTeamOptions options) {
@@ -66,8 +66,8 @@ class MpiTeam::Monitor final : public MpiWaitMonitor {
     return team_.check_missing_members(phase_);
   }
 
-  // Asks which ranks are stopped, and only then names any. Meanwhile a rank that knows the cause
-  // may end the Team.
+  // Asks which ranks are stopped before it names any. Meanwhile a rank that knows the cause may end
+  // the Team.
   Status timed_out() override {
     team_.outermost().compare_calls(false);
     FailureDetector& detector = team_.detector_;
@@ -145,7 +145,7 @@ MpiTeam::~MpiTeam() {
   // A failed Team may have left MPI requests pending, here or on other ranks.
   if (is_finalized || !failure().ok()) return;
   // Every call is complete, so no message for this rank is in transit, unless the ranks' last calls
-  // differed in one that waits for no rank.
+  // differed and this rank's waited for no other rank.
   for (auto& [key, prepared] : prepared_) prepared.release();
   if (check_ != data_) (void)guarded([&] { return MPI_Comm_free(&check_); });
   (void)guarded([&] { return MPI_Comm_free(&data_); });
@@ -170,7 +170,7 @@ Status MpiTeam::begin_one_way(size_t count, const HeaderRoute& way, const CallOp
   DSCOMM_RETURN_IF_ERROR(begin(count, options));
   for (int k = 0; k < size(); ++k)
     if (way.has(k, rank_)) {
-      // The messages that it sent before it left may still arrive.
+      // Messages that rank k sent before it left may still arrive.
       may_be_finished_[static_cast<size_t>(k)] = false;
       gone_since_ns_ = monotonic_ns();
     }
@@ -197,7 +197,7 @@ Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
   DSCOMM_RETURN_IF_ERROR(
       check_missing_members(only_receives ? CallPhase::kMoving : CallPhase::kEntering));
   if (only_receives) gone_since_ns_ = monotonic_ns();
-  // With `meanwhile` this rank enters the call only after that: others may wait for it there.
+  // A call with `meanwhile` notes this later: other ranks may wait for this one in meanwhile().
   if (options.meanwhile == nullptr)
     detector_.note_position(options_.id, position(CallPhase::kEntering));
 
@@ -314,7 +314,7 @@ Status MpiTeam::finish_header() {
   return {};
 }
 
-// The first difference may be in an earlier call, which this rank finished without the other one.
+// The first difference may be in an earlier call, which this rank finished without the other rank.
 // The rank that finds the difference ends the Team.
 Status MpiTeam::differs(const CallRecord& theirs, int rank) {
   DSCOMM_RETURN_IF_ERROR(find_difference(true));
@@ -358,22 +358,22 @@ Status MpiTeam::disagree() {
   return fail(Code::kMismatch, explain_mismatch({sides, ranks * mine.size()}, names));
 }
 
-// Round r uses staging r mod 4: while MPI works on some, another is delivered and staged again. MPI
-// requires that all ranks start collectives in the same order: rounds 0, 1, 2, the second step of
-// round 0, round 3, the second step of round 1, and so on.
+// Round r uses staging r mod 4: while MPI works on some rounds, another is delivered and its
+// staging filled again. MPI requires that all ranks start collectives in the same order: rounds 0,
+// 1, 2, the second step of round 0, round 3, the second step of round 1, and so on.
 Status MpiTeam::run(const Rounds& rounds) {
   constexpr size_t kUntilSecond = kInFlight / 2;
   const auto table_entries = 2 * static_cast<size_t>(size());  // to send and to receive
-  // A block of one piece here may have several pieces on other ranks; all ranks then do all rounds.
+  // All ranks do all rounds: a block of one piece here may have several pieces on other ranks.
   for (MpiStaging& staging : staging_)
     DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(rounds.bytes, table_entries)));
 
   DSCOMM_RETURN_IF_ERROR(start_header(rounds.way));
   rounds.stage(0, staging_[0].data());
   if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_header());
-  // The ranks that a sender waits for may not be in the call yet.
+  // If headers go one way, the receivers of this rank's messages may not be in the call yet.
   const CallPhase phase = rounds.way.is_one_way() ? CallPhase::kEntering : CallPhase::kMoving;
-  // With a second step, forwarded data must be of a verified call, so fewer rounds start ahead.
+  // A second step forwards data, which must be of a verified call, so fewer rounds start ahead.
   const size_t ahead = rounds.start_second == nullptr ? kInFlight : kUntilSecond;
   const size_t round_count =
       rounds.order.rounds((header_.longest + rounds.piece - 1) / rounds.piece);

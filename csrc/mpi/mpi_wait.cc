@@ -62,7 +62,7 @@ class Pauses {
 }  // namespace
 
 SocketList& mpi_sockets() {
-  // Never destroyed: MPI calls functions that add to it until the process ends.
+  // Never destroyed: until the process ends, MPI calls functions that add to this list.
   static auto* const sockets = new SocketList;
   return *sockets;
 }
