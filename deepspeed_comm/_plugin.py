@@ -296,16 +296,12 @@ def _installed_packages() -> Iterator[str]:
 
 
 def _python_files(package: str) -> dict[str, bytes]:
-    """The contents of a package's Python files, by their path in it."""
-    files = {}
-    for folder, folders, names in os.walk(package):
-        folders[:] = [each for each in folders if each not in ("_native", "__pycache__")]
-        for name in names:
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                with open(path, "rb") as file:
-                    files[os.path.relpath(path, package)] = file.read()
-    return files
+    """The contents of a package's Python files, by their path in it; without the native code's."""
+    from pathlib import Path
+
+    root = Path(package)
+    paths = [path.relative_to(root) for path in root.rglob("*.py")]
+    return {str(path): (root / path).read_bytes() for path in paths if path.parts[0] != "_native"}
 
 
 def _torch_of_build(folder: str) -> str | None:

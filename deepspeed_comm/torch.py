@@ -182,7 +182,6 @@ class TorchBackend(Backend):
         super().__init__()
         self.name = name
         self._plans = Plans(self.get_process_group_ranks, lambda group: not is_unlisted(group))
-        self._has_operations = False
         self.has_all_reduce_coalesced = has_all_reduce_coalesced()
         self.all_gather_function = self.get_all_gather_function()
         self.reduce_scatter_function = self.get_reduce_scatter_function()
