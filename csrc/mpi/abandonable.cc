@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSlice{5};
 constexpr std::chrono::milliseconds kReasonNap{1};
-// Longer than other ranks wait for a better cause of a death, because that cause may name more.
+// Longer than other ranks wait (kCauseGraceNs), because they may know the cause of a death better.
 constexpr int64_t kReasonGraceNs = 2 * kCauseGraceNs;
 
 struct Returned {

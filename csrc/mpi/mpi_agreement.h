@@ -121,7 +121,7 @@ inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks *
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected);
 
-// The message for ranks whose calls are equal now but differed before what the record still holds.
+// For ranks that make the same call now, but differed in a call that is no longer recorded.
 std::string explain_lost_difference(const CallRecord& call);
 
 // Compares the sides of all ranks, concatenated, and says which ranks differ, and in what. `names`

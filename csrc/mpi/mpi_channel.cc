@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kPassNs = 10'000;
 
 // The longest cell is a little less than Open MPI sends eagerly over TCP: 64 KiB with its header.
-// Longer cells would only take memory, which each peer's rings keep until the channel ends.
+// Longer cells would take more memory, which each peer's rings keep until the channel is destroyed.
 constexpr size_t kShortestCell = 4096, kLongestCell = 60 << 10;
 
 }  // namespace

@@ -17,7 +17,7 @@
 
 namespace dscomm {
 
-// Any thread. Null is allowed.
+// Thread-safe. `memory` may be null.
 void quarantine(std::unique_ptr<std::byte[]> memory);
 
 class MpiStaging {

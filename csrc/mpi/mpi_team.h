@@ -53,10 +53,10 @@
 
 namespace dscomm {
 
-// A rank that left in order may have sent its part of the current call, and others forward it. They
-// get this long, enough for an overloaded machine. A rank leaves up to a second after its program
-// ends; both together are less than a process that ends gives its last calls (csrc/torch/exit.cc),
-// so all ranks learn first who left.
+// A rank that left in order may have sent its part of the current call, and others may still
+// forward it: they get this long, enough for an overloaded machine. A rank leaves up to a second
+// after its program ends. Both together are less than kExitGrace (csrc/torch/exit.cc), for which a
+// process that ends waits for its last calls, so all ranks learn first which rank left.
 inline constexpr int64_t kGraceOfLeaversNs = 3'000'000'000;
 
 struct MpiTeamMember {
@@ -77,18 +77,18 @@ struct MpiTeamOptions {
   // 0.8 to 1.4 times as long with pieces of 256 KiB, and 1.2 to 1.4 times along a chain.
   size_t message_bytes = size_t{60} << 10;
   // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if each rank gets at least
-  // this many bytes; shorter messages cost more than their bytes. The same on all members.
+  // this many bytes; for shorter messages the cost of a message dominates. The same on all members.
   size_t least_pair_bytes = size_t{16} << 10;
   // Some host has several of the ranks, which share its network link. MPI then does long
-  // all-reduces among many, as its messages stay mostly inside hosts. The same on all members.
+  // all-reduces among many, as MPI's messages stay mostly inside hosts. The same on all members.
   bool shares_hosts = false;
   // Messages in flight in each direction of a gather, a scatter or an all_to_all.
   size_t stream_slots = 16;
   // If MPI reduces, halves travel as float32 and are rounded once, not per hop. The same on all
   // members.
   bool halves_as_float32 = false;
-  // Up to this many ranks are "few" and send their headers to each other in one hop; more ranks let
-  // MPI reduce them, up and down a tree. The same on all members.
+  // Up to this many ranks are "few" and send their headers to each other in one hop. Among more
+  // ranks MPI reduces the headers, up and down a tree. The same on all members.
   int few_ranks = 8;
   MpiWaitPolicy wait_policy;
 };
@@ -101,7 +101,7 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostChunkBytes = size_t{1} << 30;
 
   // `data` and `check` contain the members in their order; the Team owns them and nothing else may
-  // use them. Few ranks, and gather, scatter and all_to_all, need no `check`: MPI_COMM_NULL.
+  // use them. Few ranks, and gather, scatter and all_to_all, need no `check`: pass MPI_COMM_NULL.
   // `detector` outlives the Team. Does not communicate.
   MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options);
   ~MpiTeam() override;
@@ -165,9 +165,9 @@ class MpiTeam final : public Team {
     return (waits ? MPI_Issend : MPI_Isend)(data, static_cast<int>(bytes), MPI_BYTE, rank, tag,
                                             data_, request);
   }
-  // Elements of a piece of which a rank sends one to each rank in a round, or to all.
+  // The elements of a piece, if in a round a rank sends one piece to each rank, or one to all.
   size_t piece_of_each(size_t element_bytes) const;
-  // The same for a call whose values arrive in chunks: rounds in flight cover at most two chunks.
+  // Shortens `piece` if values arrive in chunks: rounds in flight cover at most two chunks.
   size_t within_chunks(size_t piece) const;
 
   // The piece and step of a round: see Order.
@@ -232,7 +232,7 @@ class MpiTeam final : public Team {
   // Fails if the Team has failed, else prepares the CallHeader of the next call, whose longest
   // block on any rank has `longest` elements.
   Status begin(size_t longest, const CallOptions& options);
-  // The same for a call whose counts differ between ranks; splits_ holds the counts that this rank
+  // Like begin(), for a call whose counts differ between ranks; splits_ holds those that this rank
   // knows. `only_receives`: no rank needs anything from this one, so its senders may have left.
   Status begin_splits(const CallOptions& options, bool only_receives = false);
   // begin() for a call whose headers go in one direction among few ranks.
@@ -254,10 +254,10 @@ class MpiTeam final : public Team {
   template <typename ShareOf, typename Gets>
   Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
                        const Gets& gets);
-  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of one to each
-  // rank.
+  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of one message to
+  // each rank, added up.
   bool fits_pairs(size_t bytes_of_message) const;
-  // The length of equal pieces of `count` elements that are no longer than `most`.
+  // The length of a piece if `count` elements are cut into equal pieces of at most `most`.
   size_t even_piece(size_t count, size_t most) const;
   size_t rank_after(size_t step) const { return (rank_ + step) % options_.members.size(); }
   size_t rank_before(size_t step) const {
@@ -280,7 +280,7 @@ class MpiTeam final : public Team {
   class Exchange;
   Status exchange_blocks(std::span<const void* const> ins, std::span<void* const> outs,
                          const CallOptions& options);
-  // The prepared all-reduce for the current call, perhaps not prepared yet; null if none is due.
+  // The PersistentAllReduce of the current call, perhaps not prepared yet; null if it has none.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
   bool fits_header(size_t count, const Reduction& reduction) const;
@@ -292,7 +292,7 @@ class MpiTeam final : public Team {
   size_t piggyback_room() const {
     return is_few() ? kPiggybackBytesOfFew / static_cast<size_t>(size() - 1) : kPiggybackBytes;
   }
-  // Returns where to put them. Among many ranks each adds as many, as they are reduced.
+  // Returns memory for piggybacked data. Among many ranks all pass one length, as MPI reduces it.
   std::byte* piggyback(size_t bytes);
   std::byte* piggyback_to_be_reduced(DType dtype, ReduceOp op, size_t count);
   // Like piggyback(), with different data for each rank. Only if is_few(); at most message_bytes()
@@ -324,7 +324,7 @@ class MpiTeam final : public Team {
   Status disagree();
   Status differs(const CallRecord& theirs, int rank);
   Team& outermost() { return parent_ != nullptr ? *parent_ : *this; }
-  // Makes all ranks compare their last calls, or leaves that to another one, and awaits the result.
+  // If `asks`, makes all ranks compare their last calls, else leaves that to another; then waits.
   Status find_difference(bool asks);
   // Counts a message to a rank that may not have taken the previous ones. Returns whether the
   // message must complete only when its receive is posted, which bounds MPI's buffers for the rank.
@@ -347,7 +347,7 @@ class MpiTeam final : public Team {
 
   // Waits until the operations are complete or can no longer complete.
   Status wait(MpiStaging& staging, CallPhase phase);
-  // The same, until `poll` returns true.
+  // Like wait(), until `poll` returns true.
   Status wait_with(const std::function<Result<bool>()>& poll, CallPhase phase);
   Status end_of_wait(const Status& status);
   template <typename Call>
@@ -356,9 +356,9 @@ class MpiTeam final : public Team {
     const int code = guarded(call);
     return code == MPI_SUCCESS ? Status() : refused(mpi_error(name, code));
   }
-  // Ends this Team with a failure of its parent team, if it is not OK.
+  // Ends this Team if `status`, of its parent team, is a failure.
   Status end(const Status& status);
-  // MPI has failed. Fails with the failure detector's reason, if it soon has one.
+  // Fails after an error of MPI, with the failure detector's reason if it soon has one.
   Status refused(const Status& status);
 
   // Ends the Team with a cause that this rank found in the current call; an earlier cause wins.
@@ -423,7 +423,7 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostUnreceivedBytes = size_t{128} << 10;
   std::vector<size_t> unreceived_bytes_;  // by rank; see note_sent()
   std::array<MpiStaging, kInFlight> staging_;
-  // By plan, count, dtype and op. A factor is applied before sending.
+  // By plan, count, dtype and op; not by factor, which is applied before sending.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; a member, to save an allocation per round
   std::unique_ptr<CallTally> tally_;  // null unless calls are logged

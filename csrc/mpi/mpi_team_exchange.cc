@@ -66,7 +66,7 @@ Status MpiTeam::Exchange::run() {
   }
   if (meanwhile_ != nullptr) DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
   team_.note_arrival();  // arrivals were not noted during `meanwhile`
-  // No rank waits for anything that depends on this rank's receives.
+  // If true, no other rank waits for anything that depends on this rank's receives.
   const bool only_sends = headings_left_ == 0;
   if (meanwhile_ != nullptr || only_sends)
     team_.detector_.note_position(
@@ -106,7 +106,7 @@ Status MpiTeam::Exchange::fill() {
       [&](size_t slot) { return send(slot); });
 }
 
-// The next message; the first messages of all streams come before any second one.
+// Finds the next message; the first messages of all streams come before any second one.
 template <typename MessagesOf>
 bool MpiTeam::Exchange::Cursor::find(size_t partners, const MessagesOf& messages_of) {
   while (!is_at_end) {
@@ -202,7 +202,7 @@ Status MpiTeam::Exchange::receive_message(size_t slot, const MPI_Status& status)
     if (--headings_left_ == 0)
       team_.detector_.note_position(team_.options_.id, team_.position(CallPhase::kMoving));
   }
-  // Without a heading yet, another thread's poll completed it: it comes next.
+  // If the heading is not handled yet, another thread's poll completed its receive: it comes next.
   if (bytes != bytes_of(partner.out_count, message))
     return partner.has_agreed ? wrong_length(partner) : Status();
   if (bytes > 0) std::memcpy(partner.out + message * piece_bytes_, data, bytes);

@@ -1,9 +1,9 @@
 // Long all-reduces, reduce-scatters and all-gathers among many ranks: by pairs.
 //
 // In step s every rank sends a message to the rank s places after it and receives one from the rank
-// s places before it. After one step per other rank each has received one piece from all. Pieces
-// are as long among 1,024 ranks as among 9; four steps are in flight, which hides latency; and
-// every rank sends and receives no more bytes than necessary.
+// s places before it. After one step per other rank each rank has received one piece from all.
+// Pieces are as long among 1,024 ranks as among 9; four steps are in flight, which hides latency;
+// and every rank sends and receives no more bytes than necessary.
 //
 // One rank reduces a share alone: its own values first, then the others' in the order of the steps.
 // Halves are added as float32 and rounded once, even if they travel as halves.
@@ -65,7 +65,7 @@ size_t MpiTeam::even_piece(size_t count, size_t most) const {
   return std::max<size_t>((count + pieces - 1) / pieces, 1);
 }
 
-// One message each way, to and from staging, unless it is empty.
+// Exchanges one message each way, to and from staging; an empty message is not sent.
 int MpiTeam::exchange_in_turn(const Turn& turn, size_t sent_bytes, size_t got_bytes, size_t room,
                               MpiStaging& staging) const {
   if (got_bytes > 0)

@@ -29,7 +29,7 @@ namespace {
 
 constexpr int kSwapTag = 2;
 
-// All-reduces that MPI prepares for one Team; each has its own staging. The rest is not.
+// The most all-reduces that MPI prepares for one Team: each keeps its own staging.
 constexpr size_t kMostPrepared = 64;
 
 }  // namespace
@@ -124,8 +124,8 @@ void MpiTeam::reduce_in_order(void* results, const void* own, const std::byte* o
   dscomm::reduce(results, sources_.data(), size(), count, reduction, size());
 }
 
-// Receives have room for any piece, so that MPI cannot fail, before the disagreement is found, on a
-// rank that makes another call.
+// Receives have room for any piece, so on a rank that makes another call MPI does not fail before
+// the difference is found.
 Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
                                const Reduction& reduction) {
   const size_t element_bytes = dtype_bytes(reduction.dtype);

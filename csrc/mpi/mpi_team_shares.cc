@@ -57,7 +57,7 @@ Status MpiTeam::broadcast_by_shares(void* buffer, size_t count, size_t element_b
 }
 
 // Share k lies at k * `shares.bytes()` in staging. share_of(rank): the share that the rank has, or
-// -1. gets(rank): whether it gets all shares; this rank's go to `out`.
+// -1. gets(rank): whether the rank gets all shares; those of this rank go to `out`.
 template <typename ShareOf, typename Gets>
 Status MpiTeam::spread_shares(const Pieces& shares, void* out, size_t count,
                               const ShareOf& share_of, const Gets& gets) {

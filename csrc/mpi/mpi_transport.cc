@@ -23,7 +23,7 @@
 namespace dscomm {
 namespace {
 
-// After a failure in the job.
+// Limit of leave() after a failure in the job.
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 
@@ -84,7 +84,7 @@ MpiTransport::MpiTransport(const TransportRequest& request) : request_(request) 
     ranks_[request_.members[rank].id] = static_cast<int>(rank);
   const int host = request_.members[static_cast<size_t>(request_.rank)].host;
   const auto on_this_host = std::ranges::count(request_.members, host, &TransportMember::host);
-  // A spinning rank takes the core of another one, perhaps of the one that it waits for.
+  // A spinning rank takes the core of another rank, perhaps of the one for which it waits.
   wait_policy_.is_crowded = on_this_host > request_.usable_cores;
   if (wait_policy_.is_crowded) wait_policy_.spin_polls = 0;
 }
@@ -154,7 +154,7 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     options.members.push_back({rank, name_member(request_.members, rank)});
     hosts.insert(request_.members[static_cast<size_t>(rank)].host);
   }
-  // Ranks of one host use MPI's shared memory, for which a sleep on sockets does not wake.
+  // Ranks of one host use MPI's shared memory: a message there does not end a sleep on sockets.
   options.shares_hosts = hosts.size() < team.ranks.size();
   options.wait_policy.by_sockets = team.only_for_blocks || !options.shares_hosts;
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
@@ -198,8 +198,8 @@ std::shared_ptr<PeerProcess> MpiTransport::peer_process(int rank) {
 void MpiTransport::leave(bool has_failed) {
   flush();
   detector_->leave();
-  // The launcher ends the job if a process exits without MPI_Finalize, which waits for all ranks,
-  // and they may still have calls to make.
+  // The launcher ends the job if a process exits without MPI_Finalize. MPI_Finalize waits for all
+  // ranks, and they may still have calls to make.
   std::chrono::milliseconds limit = kLeaveLimit;
   if (!has_failed && first_death().ok())
     limit = std::max(limit, std::chrono::milliseconds(longest_timeout_ms_.load()));
@@ -214,8 +214,8 @@ void MpiTransport::tolerate_silence(std::chrono::milliseconds timeout) {
   detector_->tolerate_silence(timeout);
 }
 
-// A collective that is complete here may still have data to send, which only MPI calls do. So keeps
-// calling MPI until the other ranks have come here too, or for kFlushLimit.
+// A collective that is complete here may still have data to send, and MPI sends only in its calls.
+// So this rank calls MPI until the other ranks have reached flush() too, or for kFlushLimit.
 void MpiTransport::flush() {
   MPI_Request request = MPI_REQUEST_NULL;
   int is_finalized = 0;  // finalised by the program: nothing is in transit

@@ -23,9 +23,9 @@ namespace dscomm {
 struct MpiWaitPolicy {
   // A poll takes 0.2 to 1 us, so this is about the round trip of a fast network.
   int spin_polls = 100;
-  // Longer is a little faster if every rank has a core, and much slower otherwise: a yield then
-  // gives a busy process the core for a whole time slice (8 bytes, 2 ranks beside 2 busy processes
-  // on 2 cores: 25 ms with 20 ms of yields, 7 ms with 0.2 ms).
+  // A longer stage is a little faster if every rank has a core, and much slower otherwise: a yield
+  // then gives a busy process the core for a whole time slice (8 bytes, 2 ranks beside 2 busy
+  // processes on 2 cores: 25 ms with 20 ms of yields, 7 ms with 0.2 ms).
   int64_t yield_ns = 1'000'000;
   // All awaited data comes over TCP.
   bool by_sockets = false;
@@ -38,8 +38,8 @@ struct MpiWaitPolicy {
 
 class MpiWaitMonitor {
  public:
-  // Called in each poll, so it must be cheap. A failure ends the wait. waited_ns is 0 while it
-  // spins.
+  // Called in each poll, so it must be cheap. A failure ends the wait. waited_ns is 0 while the
+  // wait spins.
   virtual Status check(int64_t waited_ns) = 0;
   // Returns the status for a wait that has reached its deadline.
   virtual Status timed_out() = 0;

@@ -33,8 +33,8 @@ int PersistentAllReduce::prepare(size_t count, MPI_Datatype type, MPI_Op op, MPI
                      &request_);
 }
 
-// A wait clears the list of requests, but MPI keeps this one. It is listed before MPI starts, so
-// that the staging goes into quarantine if MPI gives up inside MPI_Start.
+// A wait clears the list of requests, but MPI keeps this request, so list it again. List it before
+// MPI_Start(), so that the staging goes into quarantine if MPI gives up there.
 int PersistentAllReduce::start() {
   MPI_Request* request = staging_.add_request();
   *request = request_;

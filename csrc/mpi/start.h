@@ -1,6 +1,6 @@
 // MpiStart: the part of bring-up that depends on the MPI library. It serves MPI_Init_thread, sets
-// its environment and guards its ports. open_mpi/ and mpich/ implement it; a module is built for
-// one.
+// its environment and guards MPI's ports. open_mpi/ and mpich/ implement it; a module is built for
+// one of them.
 #pragma once
 
 #include <memory>
@@ -38,8 +38,8 @@ class MpiStart {
   // Adds the version and the launcher's variables to this rank's entry.
   virtual void describe(MpiMemberEntry* entry) const = 0;
 
-  // If dscomm starts MPI: get_ready() starts the server that MPI_Init_thread uses, which messages
-  // call helper_name(), "dscomm-pmix".
+  // If dscomm starts MPI: get_ready() starts the server that MPI_Init_thread uses. Messages call
+  // the server helper_name(), such as "dscomm-pmix".
   virtual const char* helper_name() const = 0;
   virtual Status get_ready(StartContext& context) = 0;
   // Sets the environment of MPI_Init_thread for the lifetime of the result.
@@ -53,15 +53,15 @@ class MpiStart {
   // Called when MPI_Init_thread has returned.
   virtual void has_started(const StartContext& context) = 0;
 
-  // Whether MPI's TCP connections can require a token. If all ranks' can, rank 0 makes one; all
-  // ranks then admit it, or "" for none.
+  // Whether MPI's TCP connections can require a token. If they can on all ranks, rank 0 makes a
+  // token, and all ranks call admit() with it; else with "".
   virtual bool carries_token(const StartContext&) const { return false; }
   virtual std::string make_token() const { return ""; }
   virtual void admit(const std::string&) {}
   // Whether the first message to a rank blocks until that rank answers. If so, ranks connect in
   // advance, because a stopped rank would block others.
   virtual bool blocks_to_connect() const { return false; }
-  // MPI is up on all ranks. `are_all_connected`: every pair of ranks is connected.
+  // Called when MPI is up on all ranks. `are_all_connected`: every pair of ranks is connected.
   virtual void has_met(bool are_all_connected) = 0;
   // The networks that MPI uses, for a message.
   virtual std::string networks_used() const = 0;

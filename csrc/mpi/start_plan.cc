@@ -40,9 +40,9 @@ std::string plain_name(const std::string& name) {
   return plain.empty() ? "host" : plain;
 }
 
-// Whether one launcher made exactly the members an MPI job. Workers of a torchrun that a launcher
-// started once per host all inherit one rank; and MPI_Init_thread waits for all ranks of the
-// launcher's job, so the job must have no others.
+// Whether a launcher made one MPI job of exactly these members. Workers of a torchrun that a
+// launcher started once per host all inherit one rank; and MPI_Init_thread waits for all ranks of
+// the launcher's job, so the job must have no others.
 bool launcher_made_job(const std::vector<MpiMemberEntry>& entries) {
   std::set<std::string> ranks;
   for (const MpiMemberEntry& entry : entries) {

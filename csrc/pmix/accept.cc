@@ -1,6 +1,6 @@
-// Replaces the accept() that libpmix calls in this program: the dynamic linker finds it before the
-// C library's. It returns only connections on which a complete greeting, the first message, has
-// arrived, and closes those that send none within 10 s.
+// Replaces the accept() that libpmix calls in this program: the dynamic linker finds this function
+// before the C library's. It returns only connections on which a complete greeting, the first
+// message, has arrived, and closes those that send none within 10 s.
 //
 // libpmix listens on 127.0.0.1, where any user of the host can connect, and reads the greeting
 // without a timeout on the thread that serves all ranks: one silent connection would block them
@@ -32,9 +32,9 @@ constexpr int64_t kGreetingNs = 10'000'000'000;
 constexpr int64_t kTurnNs = 1'000'000'000;
 // Between checks of partial greetings.
 constexpr int kAcceptLookMs = 10;
-// Fits the usual limit of open files. Beyond this, the oldest is closed.
+// Most pending connections; beyond this, the oldest is closed. Fits the usual limit of open files.
 constexpr size_t kMostArrivals = 512;
-// Between two checks.
+// Most connections accepted between two checks.
 constexpr int kAcceptedAtOnce = 64;
 
 // The header before the greeting in libpmix 3 to 5, in host byte order.
@@ -44,7 +44,7 @@ struct PmixHeader {
   uint32_t bytes;  // length of the greeting
   uint32_t padding;
 };
-// libpmix itself rejects longer ones.
+// libpmix itself rejects longer greetings.
 constexpr uint32_t kMostGreetingBytes = 128 << 10;
 
 // kRefused: not the greeting of a rank, or the peer has closed the connection.
@@ -94,7 +94,7 @@ class PendingConnections {
       std::erase_if(arrivals_, [now = monotonic_ns()](const PendingConnection& arrival) {
         return arrival.greeting == Greeting::kRefused || now - arrival.since_ns > kGreetingNs;
       });
-      // The remaining ones have not greeted.
+      // No remaining connection has sent its whole greeting yet.
       while (arrivals_.size() > kMostArrivals) arrivals_.erase(arrivals_.begin());
       wait(listener);
     } while (!arrivals_.empty() && monotonic_ns() < end_ns);
@@ -103,7 +103,7 @@ class PendingConnections {
   }
 
  private:
-  // libpmix only wakes for a connection, so makes one and closes it.
+  // libpmix wakes only for a connection, so this makes a connection and closes it.
   static void wake_libpmix(int listener) {
     sockaddr_storage name{};
     socklen_t size = sizeof name;

@@ -81,8 +81,9 @@ void remove_if_abandoned(const std::string& path) {
   if (std::time(nullptr) < status.st_mtime + kYoungSeconds &&
       ::access((path + kLock).c_str(), F_OK) != 0)
     return;
-  // A live owner holds the lock. Held here until the tree is removed: a maker that has not locked
-  // its directory yet then fails to, and uses another name.
+  // If the owner lives, it holds the lock. Otherwise this process holds it until the tree is
+  // removed, so that a process that made the directory but has not locked it yet cannot, and uses
+  // another name.
   UniqueFd lock = lock_file(lock_file_of(path), O_RDWR);
   if (lock.valid() || errno == ENOENT) remove_tree(path);
 }

@@ -1,8 +1,9 @@
 // dscomm-pmix: lets the ranks of one host call MPI_Init without an MPI launcher.
 //
-// The lowest rank of the host, its leader, starts it and describes the job over a socket. It
-// answers with the environment that makes each rank a member of an MPI job, and serves PMIx to the
-// ranks. It passes fences that involve other hosts to the leader, which reaches those hosts.
+// The lowest rank of the host, its leader, starts dscomm-pmix and describes the job over a socket.
+// dscomm-pmix answers with the environment that makes each rank a member of an MPI job, and serves
+// PMIx to the ranks. It passes fences that involve other hosts to the leader, which reaches those
+// hosts.
 //
 // Open MPI ends a process whose PMIx server goes away. So this process outlives all ranks of the
 // host, whatever happens to the leader; if asked to quit, it ends once no rank uses it. It then
@@ -61,7 +62,7 @@ void close_other_descriptors() {
     ::close(static_cast<int>(fd));
 }
 
-// Variables of an outer launcher identify its ranks; this server is no client of it.
+// Variables of an outer launcher identify its ranks, and this server is not one of these ranks.
 void drop_launcher_variables() {
   std::vector<std::string> names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -78,8 +79,9 @@ void drop_launcher_variables() {
 // shmem, so this does not affect them.
 void disable_faulty_components() { setenv("PMIX_MCA_gds", "^shmem", 1); }
 
-// Leaves the job's terminal and process group, whose signals are for the ranks, since it must end
-// after them. It also stops being a child of the leader, which may wait for its own children.
+// Leaves the job's terminal and process group, whose signals are for the ranks, since this process
+// must end after the ranks. It also stops being a child of the leader, which may wait for its own
+// children.
 bool detach() {
   for (int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP}) signal(number, SIG_IGN);
   for (int number : {SIGALRM, SIGCHLD}) signal(number, SIG_DFL);
@@ -205,7 +207,7 @@ class Helper {
       if (process.fd() < 0) timeout_ms = kLookMs;
       entries.push_back({process.fd(), POLLIN, 0});
     }
-    // Ends with the last process of the host, whose descriptor becomes readable.
+    // Also returns when a rank ends: the descriptor of its process becomes readable.
     ::poll(entries.data(), entries.size(), timeout_ms);
   }
 
@@ -221,7 +223,7 @@ class Helper {
       if (message->kind == PmixMessageKind::kProbe) server_->probe();
       if (message->kind == PmixMessageKind::kQuit) quit_soon();
     }
-    // A forked child of the leader may keep the socket's end open after the leader has died.
+    // A forked child may keep the leader's end of the socket open after the leader has died.
     const bool gone = leader_process_->gone();
     if (open && !gone) return;
     leader_.close();

@@ -205,7 +205,7 @@ pmix_status_t PmixServer::on_direct_modex(const pmix_proc_t*, const pmix_info_t*
   return PMIX_ERR_NOT_FOUND;
 }
 
-// libpmix registers the files that a rank wants removed at its end, only with this callback.
+// This callback only makes libpmix register the files that a rank wants removed at its end.
 pmix_status_t PmixServer::on_job_control(const pmix_proc_t*, const pmix_proc_t*, size_t,
                                          const pmix_info_t*, size_t, pmix_info_cbfunc_t, void*) {
   return PMIX_ERR_NOT_SUPPORTED;
@@ -233,7 +233,7 @@ pmix_status_t PmixServer::begin_fence(const pmix_proc_t* ranks, size_t rank_coun
     if (all || std::ranges::any_of(description_.hosts[host].ranks, is_named))
       fence.hosts.push_back(static_cast<uint32_t>(host));
   }
-  // All hosts must derive the same name: from the ranks that take part, and how often they have.
+  // All hosts must derive one name: from the participants and the number of their fences so far.
   std::string who = "all";
   if (!all) {
     uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
@@ -251,7 +251,7 @@ pmix_status_t PmixServer::begin_fence(const pmix_proc_t* ranks, size_t rank_coun
   return PMIX_SUCCESS;
 }
 
-// Deregisters a client that libpmix does not know: its only effect is the callback.
+// Deregisters a client that libpmix does not know: the callback is the only effect.
 void PmixServer::probe() {
   pmix_proc_t nobody{};
   PMIX_LOAD_PROCID(&nobody, "dscomm-probe", 0);

@@ -77,9 +77,9 @@ class DscommBackend : public BackendBase {
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
-  // Between the two, this thread's calls start without being waited for; endCoalescing() returns
-  // one Work for all of them. Calls are not fused, and batch_isend_irecv is better served by one
-  // Work per message, so supportsCoalescing() stays false.
+  // Between startCoalescing() and endCoalescing(), this thread's calls start without being waited
+  // for; endCoalescing() returns one Work for all of them. Calls are not fused, and one Work per
+  // message serves batch_isend_irecv better, so supportsCoalescing() stays false.
   //
   // torch's _coalescing_manager does not call endCoalescing() if its body raises. So
   // startCoalescing() remembers the current manager (deepspeed_comm/_coalescing.py), and coalescing
@@ -136,8 +136,8 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
 
   // All-reduce for deepspeed_comm, without torch.distributed's layers. The Work is null unless
-  // asynchronous. all_reduce_caching() is for a call that is repeated under one match_id, which is
-  // the same on all ranks, with the same dtype and size: the Team keeps what it prepares.
+  // asynchronous. all_reduce_caching() is for a call that is repeated with the same dtype and size
+  // under one match_id, which is the same on all ranks: the Team keeps its preparations.
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                             bool asynchronous);
   // The parts of such a call that do not change.
@@ -235,7 +235,7 @@ class DscommBackend : public BackendBase {
     return thread != std::thread::id() && thread == std::this_thread::get_id();
   }
   void end_coalescing();
-  // Ends coalescing if its manager has ended without doing so; returns whether it did.
+  // Ends coalescing if its manager ended without doing so; returns whether that was the case.
   bool end_abandoned_coalescing();
   GroupIdentity identity() const;
   int check_rank(int64_t rank, const char* title, const char* argument) const;

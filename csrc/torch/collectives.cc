@@ -71,7 +71,7 @@ CallInfo make_call(OpType type, const char* title, const Options& options, const
 // held when the call began, even if an earlier part has written them. Where outputs of two parts
 // overlap, the later part wins. gloo does the same.
 //
-// All parts share one deadline, started by the first: copies of an unstarted one start anew.
+// All parts share one deadline. It starts first: copies of an unstarted deadline each start anew.
 template <typename Part>
 struct CoalescedBody {
   std::vector<Part> parts;
@@ -99,8 +99,8 @@ struct CoalescedBody {
       part_options.part = static_cast<uint32_t>(k);
       part_options.part_count = static_cast<uint32_t>(parts.size());
       Status status = parts[k].run(team, part_options);
-      // This rank's own mistake, found when it stored its result. The other ranks know nothing of
-      // it and wait for this rank in the remaining parts.
+      // Go on after this rank's own mistake, found when it stored its result: the other ranks know
+      // nothing of the mistake and wait for this rank in the remaining parts.
       if (!status.ok() && status.code() != Code::kInvalidArgument) return status;
       if (!status.ok() && first_mistake.ok()) first_mistake = status;
     }
@@ -184,7 +184,7 @@ struct AllReduceBody {
   size_t count() const { return buffer.count(); }
   std::span<Buffer> reads() { return {&buffer, 1}; }
   std::span<Buffer> writes() { return {&buffer, 1}; }
-  void collect_pointers() {}  // run() asks the buffer
+  void collect_pointers() {}  // run() reads the pointer from the buffer
 
   Status operator()(Team& team, const CallOptions& options) const {
     buffer.load();
@@ -254,7 +254,7 @@ struct AllGatherBody {
   size_t count() const { return in.count(); }
   std::span<Buffer> reads() { return {&in, 1}; }
   std::span<Buffer> writes() { return outs; }
-  void collect_pointers() {}  // the outputs' pointers do not change, and run() asks the input
+  void collect_pointers() {}  // outputs' pointers do not change; run() reads the input's
 
   Status operator()(Team& team, const CallOptions& options) const {
     in.load();

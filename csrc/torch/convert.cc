@@ -17,7 +17,7 @@ std::exception_ptr make_exception(const std::string& message) {
 
 using Op = c10d::ReduceOp;
 
-// torch's operations and dtypes and dscomm's, the common ones first.
+// Pairs of torch's and dscomm's operations and dtypes, the common ones first.
 constexpr std::pair<Op::RedOpType, ReduceOp> kOps[] = {
     {Op::SUM, ReduceOp::kSum}, {Op::AVG, ReduceOp::kAvg},   {Op::PRODUCT, ReduceOp::kProduct},
     {Op::MIN, ReduceOp::kMin}, {Op::MAX, ReduceOp::kMax},   {Op::BAND, ReduceOp::kBand},

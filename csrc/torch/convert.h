@@ -12,7 +12,7 @@
 
 namespace dscomm {
 
-// The name of a tensor in a message: "tensor", or "output_tensors[3]". Made only for an error.
+// The name of a tensor in a message: "tensor", or "output_tensors[3]". The text is made on demand.
 struct Argument {
   const char* name;
   int64_t index = -1;
@@ -22,7 +22,7 @@ struct Argument {
 // Raise Python's ValueError and TypeError, for a mistake of the caller.
 [[noreturn]] void raise_value_error(const std::string& message);
 [[noreturn]] void raise_type_error(const std::string& message);
-// With the message of format_text().
+// Like raise_value_error() above, with a message made by format_text().
 template <typename First, typename... Rest>
 [[noreturn]] void raise_value_error(fmt::format_string<First, Rest...> format, First&& first,
                                     Rest&&... rest) {

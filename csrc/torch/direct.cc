@@ -250,8 +250,8 @@ PyObject* direct_recv(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!has_four("direct_recv", count, "tensor, src, group and tag")) return nullptr;
   Message message;
   if (!message.parse(arguments, Message::kReceive)) Py_RETURN_NOTIMPLEMENTED;
-  // The source is returned as the caller's own object if it was named, else as a global rank.
-  // Copied now, because the group may be forgotten while the GIL is released.
+  // The source is returned as the caller's own object if it was named, else as a global rank. Copy
+  // the ranks now, because the group may be forgotten while the GIL is released.
   const std::vector<int> global_ranks =
       message.peer < 0 ? message.known->global_ranks : std::vector<int>();
   int source = -1;

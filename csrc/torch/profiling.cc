@@ -11,7 +11,7 @@ namespace dscomm {
 ProfiledCall::ProfiledCall(const CallInfo& call, at::TensorList inputs)
     : record_(at::RecordScope::USER_SCOPE) {
   if (!record_.isActive()) return;
-  // As all backends do, since an event may end on another thread; tools look for this mark.
+  // All backends set this, since an event may end on another thread; tools look for this mark.
   record_._setAsync();
   const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
   record_.before(call.profiling_title, &values);

@@ -79,7 +79,7 @@ SparseAllReduceBody::SparseAllReduceBody(const at::Tensor& sparse, const c10d::R
 
 Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) const {
   at::AutoDispatchBelowADInplaceOrView plain;  // autograd must not record the operators below
-  (void)options.deadline.remaining_ns();       // starts it, for all three parts
+  (void)options.deadline.remaining_ns();       // starts the deadline of all three parts
   const auto ranks = static_cast<size_t>(team.size());
   // fp16 and bf16 are summed in fp32 and rounded once, as for dense tensors; this includes entries
   // of this rank with the same index.

@@ -45,7 +45,7 @@ class Buffer {
   const at::Tensor& tensor() const { return tensor_; }
   bool staged() const { return staging_.defined(); }
 
-  // Whether the memory that a Team would access of the two overlaps.
+  // Whether the two buffers overlap in the memory that a Team would access.
   bool overlaps(const Buffer& other) const;
   // Uses a dense copy from now on, which overlaps nothing.
   void stage();
@@ -82,7 +82,7 @@ void check_outputs(std::vector<Buffer>& outputs);
 // Raises TypeError unless both have the same dtype.
 void check_same_dtype(const Buffer& a, const Buffer& b);
 
-// The arguments of a Team's calls.
+// The buffers as arguments of a Team's calls.
 std::vector<const void*> read_pointers(std::span<const Buffer> buffers);
 std::vector<void*> write_pointers(std::span<const Buffer> buffers);
 std::vector<size_t> counts_of(std::span<const Buffer> buffers);

@@ -24,7 +24,7 @@ namespace {
 
 std::exception_ptr exception_of_call(const Status& status, const char* title, const Group& group) {
   std::string text = status.message();
-  // A late rank adopts the text of the rank that waited for it.
+  // A late rank gets the error text of a rank that waited for it, so mark this rank's name there.
   const size_t end = text.find(')', text.find(format_text(" rank {} (", group.rank())));
   if (status.code() == Code::kTimeout && end != std::string::npos)
     text.insert(end + 1, ", this rank");
@@ -211,7 +211,7 @@ void CoalescedWork::abort() {
 c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  // The last part to end completes the future. The extra count delays that until all have
+  // The last part to end completes the future. The extra count delays that until all parts have
   // callbacks.
   auto pending = std::make_shared<std::atomic<size_t>>(parts_.size() + 1);
   auto self = c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this);

@@ -8,8 +8,8 @@
 namespace dscomm {
 
 // From now on, if the library that contains `function` calls exit() inside guarded(), the call
-// returns MPI_ERR_OTHER and MPI has given up (guarded.h). Elsewhere exit() works as usual. Any
-// thread. False, with no effect, if the library's function table has no exit().
+// returns MPI_ERR_OTHER and MPI has given up (guarded.h). Elsewhere exit() works as usual.
+// Thread-safe. False, with no effect, if the library's function table has no exit().
 bool hook_exit(const void* function);
 
 }  // namespace dscomm

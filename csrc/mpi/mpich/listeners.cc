@@ -14,7 +14,7 @@
 namespace dscomm {
 namespace {
 
-// By the kernel's cookie, which is unique for each socket.
+// Listening sockets by the kernel's cookie, which is unique for each socket.
 std::map<uint64_t, int> find_listeners() {
   std::map<uint64_t, int> found;
   std::error_code none;

@@ -10,7 +10,7 @@
 namespace dscomm {
 namespace {
 
-// Limit of a request; MPI's own are shorter than the longest value.
+// Limit of a request; MPI's own requests are shorter.
 constexpr size_t kMostBytes = 1 << 20;
 
 }  // namespace

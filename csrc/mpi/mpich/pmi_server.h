@@ -29,7 +29,7 @@ class PmiServer {
   std::optional<std::string> entered_barrier();
   // Passes on the data of all ranks, by rank, and lets MPI leave the barrier.
   Status end_barrier(const std::vector<std::string>& said);
-  // From now on MPI does not wait in barriers. MPI_Finalize has one that is not needed.
+  // From now on MPI does not wait in barriers: the barrier of MPI_Finalize is not needed.
   void let_through();
 
   // In a forked child: closes inherited descriptors.

@@ -1,7 +1,7 @@
 // PmiSession: answers the requests of one MPICH rank in PMI-1, the protocol between a launcher
 // such as Hydra and its ranks. A request is a line "cmd=NAME KEY=VALUE ...".
 //
-// Ranks put values under keys, enter a barrier, and get the values that others put before it.
+// Ranks put values under keys, enter a barrier, and get the values put before the barrier.
 //
 // Source: MPICH 5.0, src/pmi/src/pmi_wire.c and pmi_v1.c.
 #pragma once
@@ -18,7 +18,7 @@ class PmiSession {
   // `node_map` says which ranks share a host, in PMI's notation: see node_map_of().
   PmiSession(int size, std::string node_map) : size_(size), node_map_(std::move(node_map)) {}
 
-  // The answer to a line (without line end), with a line end. Empty if none is due now.
+  // Returns the answer to a line, with a line end; `line` has none. Empty if no answer is due now.
   std::string answer(std::string_view line);
 
   bool is_in_barrier() const { return is_in_barrier_; }

@@ -36,7 +36,7 @@ bool identifies_a_rank(std::string_view name) {
 }
 
 // Removes MPICH's shared-memory files. MPI_Init_thread makes them, even for a single rank, and only
-// MPI_Finalize removes them, which a rank that is killed or just ends does not reach. Call it once
+// MPI_Finalize removes them: a rank that exits without it, or is killed, leaves them. Call it once
 // the ranks of this host have mapped the files: without names, they disappear with the last of
 // these ranks.
 void remove_names_of_shared_files() {
@@ -153,7 +153,7 @@ class MpichStart final : public MpiStart {
     if (!interface_.empty()) environment.set_default("FI_TCP_IFACE=" + interface_);
     const PortRange all = parse_ports(context.request.settings.ports).value_or(PortRange{});
     if (all.is_any()) return;
-    // Two ranks of a host that libfabric binds to one port at the same time both succeed, and the
+    // If libfabric binds two ranks of a host to one port at the same time, both succeed, but the
     // second cannot listen.
     const auto& members = context.request.members;
     const auto own = members.begin() + context.request.rank;
@@ -165,7 +165,7 @@ class MpichStart final : public MpiStart {
     environment.set_default("FI_TCP_PORT_HIGH_RANGE=" + std::to_string(ports.last));
   }
 
-  // On an interface with only IPv6, libfabric takes a link-local address, which it cannot bind.
+  // Fails if all networks are IPv6: libfabric takes a link-local address, which it cannot bind.
   Status choose_networks(const TransportRequest& request) {
     networks_ = networks_between_hosts(request);
     if (const std::string& wanted = request.settings.ifname; !wanted.empty())

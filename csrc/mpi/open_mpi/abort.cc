@@ -7,9 +7,9 @@
 
 #include "mpi/guarded.h"
 
-// The dynamic linker finds this before libmpi's own function: it precedes libmpi in a program that
-// is linked with it, and in the module, which is loaded with RTLD_GLOBAL. If MPI was loaded
-// globally before (by mpi4py, say), libmpi's own is found and nothing changes.
+// The dynamic linker finds this function before libmpi's: a program linked with this file has it
+// before libmpi, and the module is loaded with RTLD_GLOBAL. If MPI was loaded globally before (by
+// mpi4py, say), libmpi's own is found and nothing changes.
 extern "C" __attribute__((visibility("default"), noreturn)) void ompi_rte_abort(int code,
                                                                                 char* format, ...) {
   char text[1024] = "";

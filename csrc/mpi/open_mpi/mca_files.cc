@@ -37,7 +37,7 @@ std::filesystem::path configuration_folder(const std::string& library) {
   std::filesystem::path real = std::filesystem::weakly_canonical(library, none);
   std::vector<std::filesystem::path> folders;
   if (real.string().starts_with("/usr/") &&
-      !real.string().starts_with("/usr/local/")) {  // Debian's; Fedora's has the architecture
+      !real.string().starts_with("/usr/local/")) {  // Debian's folder, then Fedora's
     utsname system{};
     uname(&system);
     folders = {"/etc/openmpi", std::string("/etc/openmpi-") + system.machine};

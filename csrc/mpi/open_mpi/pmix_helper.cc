@@ -30,7 +30,7 @@ namespace {
 
 constexpr int kSliceMs = 10;
 
-// Between two store requests: hosts that start together enter a fence within the first few.
+// Pauses between store requests. Hosts that start together enter a fence within the first few.
 constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
 // How often a host that does not gather lists the missing hosts, with a request per host.
@@ -50,11 +50,11 @@ class Starter {
   Status spawn(const std::string& path, int socket) {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
-    errno = ENOMEM;  // the only failure of the two
+    errno = ENOMEM;  // the only error of the two init functions
     if (posix_spawn_file_actions_init(&actions) != 0 || posix_spawnattr_init(&attributes) != 0)
       return system_error("posix_spawn");
     posix_spawn_file_actions_adddup2(&actions, socket, kPmixSocket);
-    // Signals meant for the job; the helper unblocks them once it ignores them.
+    // Block signals that are meant for the job; the helper unblocks them once it ignores them.
     sigset_t signals;
     sigemptyset(&signals);
     for (int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) sigaddset(&signals, number);
@@ -83,7 +83,7 @@ class Starter {
     pid_t reaped = ::waitpid(pid_, &status, WNOHANG);
     if (reaped == 0) return false;
     pid_ = 0;
-    // The program may ignore SIGCHLD, so that the kernel reaps its children.
+    // If the program ignores SIGCHLD, the kernel has reaped the child.
     if (reaped < 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return true;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
       return Status(Code::kUnsupported,
@@ -94,7 +94,7 @@ class Starter {
                : make_status(Code::kInternal, "it was ended by signal {}", WTERMSIG(status));
   }
 
-  // It is not reaped yet, so its pid is still valid.
+  // The process is not reaped yet, so its pid is still valid.
   ~Starter() {
     if (pid_ == 0) return;
     ::kill(pid_, SIGKILL);
@@ -109,7 +109,7 @@ class Starter {
 
 struct PmixHelper::State {
   // A fence in progress. The first of its hosts gathers the others' data from the store, and puts
-  // all of it there.
+  // the data of all hosts there.
   struct Fence {
     PmixFence asked;
     std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
@@ -184,7 +184,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
   bool ready = false;
   TimeLeft time_left(deadline);
   while (true) {
-    const bool is_over = time_left.is_over();  // it is read once more
+    const bool is_over = time_left.is_over();  // even then, read the socket once more
     bool open = socket.exchange();
     while (std::optional<PmixMessage> message = socket.next()) {
       if (message->kind == PmixMessageKind::kStarted) {
@@ -227,7 +227,7 @@ void PmixHelper::State::serve() {
   int pause_ms = kFirstPauseMs;
   while (true) {
     pollfd entries[2] = {{socket.fd(), socket.events(), 0}, {stop.get(), POLLIN, 0}};
-    // Ends when the helper sends something or ends, at quit(), or with the process.
+    // Returns when the helper sends something or ends, or when quit() is called.
     ::poll(entries, 2, !fences.empty() ? pause_ms : probes.load() ? kProbeSliceMs : -1);
     if (entries[1].revents != 0) break;
     size_t waiting = fences.size();

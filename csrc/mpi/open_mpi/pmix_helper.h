@@ -42,8 +42,8 @@ class PmixHelper {
   // Why fences are no longer carried, or OK.
   Status fault() const;
 
-  // Ends the thread; no new fences will come. The helper runs for as long as ranks live that have
-  // used it; if it is stopped, it is continued so that it can end. Takes at most a second.
+  // Ends the thread; no new fences will come. The helper runs for as long as any rank that has used
+  // it lives; if it is stopped, it is continued so that it can end. Takes at most a second.
   // Idempotent.
   void quit();
 

@@ -75,8 +75,8 @@ class OpenMpiStart final : public MpiStart {
 
   void describe(MpiMemberEntry* entry) const override {
     entry->mpi_version = version();
-    // A launcher that starts torchrun once per host gives all its workers the same rank, and does
-    // not accept that rank again when torchrun restarts them.
+    // A launcher that starts torchrun once per host gives all workers of the host the same rank,
+    // and does not accept that rank again when torchrun restarts them.
     if (started_by_torchrun()) return;
     entry->name_space = environment_value("PMIX_NAMESPACE");
     entry->launcher_rank = environment_value("PMIX_RANK");
@@ -190,8 +190,8 @@ class OpenMpiStart final : public MpiStart {
       environment.unset_if(identifies_a_rank);
       for (const std::string& variable : own_variables_) environment.set(variable);
       for (const std::string& variable : defaults_) set_default(environment, variable);
-      // Open MPI makes a process that its own daemon did not start a job of one rank, unless a
-      // known launcher did. IBM's jsrun is one, and leaves everything else to PMIx.
+      // Open MPI takes a process for a job of one rank, unless its own daemon or a known launcher
+      // started it. IBM's jsrun is such a launcher, and leaves everything else to PMIx.
       set_default(environment, "JSM_JSRUN_PORT=0");
       set_default(environment, "OMPI_MCA_schizo=jsm");
       // Makes waiting ranks yield their cores if the host has more ranks than cores.
@@ -218,8 +218,8 @@ class OpenMpiStart final : public MpiStart {
     environment.set_default(assignment);
   }
 
-  // The libraries for fast networks take 0.2 s (Open MPI 5: 1.3 s) to find no such network. Adds to
-  // the exclusions of an MCA file; does nothing if the file selects libraries.
+  // The libraries for fast networks take 0.2 s (Open MPI 5: 1.3 s) to find that the host has none.
+  // Adds to the exclusions of an MCA file; does nothing if the file selects libraries.
   void leave_out_fast_networks(EnvironmentForStart& environment) const {
     const auto chooses = [](const std::string& list) { return !list.empty() && list[0] != '^'; };
     if (chooses(file_value("pml"))) return;
@@ -237,9 +237,9 @@ class OpenMpiStart final : public MpiStart {
   }
 
   // Open MPI tries all interfaces, including container bridges that have the same address on every
-  // host and lead nowhere: the first message then never arrives. A launcher's own configuration
-  // is kept unless the user sets an interface. Open MPI rejects both an include and an exclude
-  // list.
+  // host and lead nowhere: the first message then never arrives. A launcher's own configuration is
+  // kept unless the user sets an interface. Open MPI rejects an include list together with an
+  // exclude list.
   std::string networks_for_mpi(const StartContext& context) const {
     if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
     if (files_.contains("btl_tcp_if_exclude")) {
