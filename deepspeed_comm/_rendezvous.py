@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from deepspeed_comm import _launcher
+from deepspeed_comm import _launcher_variables
 
 # Below Linux's range of ephemeral ports.
 _FIRST_PORT, _PORTS = 10000, 20000
@@ -37,7 +37,7 @@ def rendezvous(
 
     parts = urlparse(url)
     given = {name: int(values[-1]) for name, values in parse_qs(parts.query).items()}
-    place = _launcher.find_place(os.environ)
+    place = _launcher_variables.find_place(os.environ)
     if place is None:
         raise RuntimeError(
             "mpi:// found no launcher: none of OMPI_COMM_WORLD_RANK, SLURM_PROCID and PMI_RANK is "

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deepspeed_comm import _launcher
+from deepspeed_comm import _launcher_variables
 from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm._timing import all_reduce_times
 
@@ -43,7 +43,7 @@ def main() -> None:
             "  torchrun --nproc-per-node=2 -m deepspeed_comm.demo"
         )
     os.environ.setdefault("DSCOMM_RECORDER_ENTRIES", str(RECORDER_ENTRIES))
-    local_ranks = _launcher.local_world_size(os.environ, int(os.environ["WORLD_SIZE"]))
+    local_ranks = _launcher_variables.local_world_size(os.environ, int(os.environ["WORLD_SIZE"]))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
 
     dist.init_process_group(options.backend)

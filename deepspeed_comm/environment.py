@@ -3,7 +3,7 @@
 torchrun and DeepSpeed's launcher set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 Missing ones come from the first of these sources: Azure ML (except DLTS), SageMaker, the variables
 of Open MPI, Slurm, MPICH or Intel MPI, mpi4py. Without any of them, the program is a world of one
-rank. A variable that is set is never changed.
+rank. A variable that is set is never changed. _launcher_variables.py reads the variables.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import socket
 
-from deepspeed_comm import _launcher, constants
-from deepspeed_comm._launcher import OPEN_MPI_RANKS, OPEN_MPI_SIZES, REQUIRED
+from deepspeed_comm import _launcher_variables, constants
+from deepspeed_comm._launcher_variables import OPEN_MPI_RANKS, OPEN_MPI_SIZES, REQUIRED
 from deepspeed_comm._log import logger
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
@@ -68,7 +68,7 @@ def mpi_discovery(
 
     Raises RuntimeError if the launcher's variables are not enough and mpi4py is not installed.
     """
-    place = _launcher.find_started_place(os.environ)
+    place = _launcher_variables.find_started_place(os.environ)
     address = os.environ.get("MASTER_ADDR")
     if address is None and place is not None and len(place.addresses) == 1:
         address = place.addresses[0]
@@ -97,7 +97,7 @@ def discover(
     """
     if all(name in os.environ for name in REQUIRED):
         return None
-    place = _launcher.find_started_place(os.environ)
+    place = _launcher_variables.find_started_place(os.environ)
     if place is None and rank >= 0 and world_size > 0:
         _set_missing(RANK=rank, WORLD_SIZE=world_size)
     if in_aml() and not in_dlts():
@@ -109,7 +109,7 @@ def discover(
         _set_missing(MASTER_PORT=distributed_port)
         _tell("MPI", verbose)
         return "mpi://"
-    elif place is not None or _launcher.has_signs_of_mpi(os.environ):
+    elif place is not None or _launcher_variables.has_signs_of_mpi(os.environ):
         mpi_discovery(distributed_port, verbose)
     elif "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         _complete(distributed_port, verbose)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm import _direct, _launcher, constants
+from deepspeed_comm import _direct, _launcher_variables, constants
 from deepspeed_comm._caching import Plans
 from deepspeed_comm._compiler import is_compiling, is_dynamo, outside_graphs
 from deepspeed_comm._log import warn_once
@@ -700,4 +700,4 @@ def known_world_size(world_size: int | None) -> int | None:
     """`world_size` if it is positive, else the variable WORLD_SIZE, else None."""
     if world_size is not None and world_size > 0:
         return world_size
-    return _launcher.number(os.environ, "WORLD_SIZE") or None
+    return _launcher_variables.number(os.environ, "WORLD_SIZE") or None

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deepspeed_comm import _launcher
-from deepspeed_comm._launcher import OPEN_MPI_RANKS
+from deepspeed_comm import _launcher_variables
+from deepspeed_comm._launcher_variables import OPEN_MPI_RANKS
 
 # The parameters that may hold a call's data; the first one present counts.
 _DATA_PARAMETERS = (
@@ -26,17 +26,17 @@ _DATA_PARAMETERS = (
 
 def get_local_rank_from_launcher() -> int:
     """LOCAL_RANK, else OMPI_COMM_WORLD_LOCAL_RANK, else 0."""
-    return _launcher.first_set(os.environ, ("LOCAL_RANK", OPEN_MPI_RANKS[2]), 0)
+    return _launcher_variables.first_set(os.environ, ("LOCAL_RANK", OPEN_MPI_RANKS[2]), 0)
 
 
 def get_world_rank_from_launcher() -> int:
     """RANK, else OMPI_COMM_WORLD_RANK, else 0."""
-    return _launcher.first_set(os.environ, ("RANK", OPEN_MPI_RANKS[0]), 0)
+    return _launcher_variables.first_set(os.environ, ("RANK", OPEN_MPI_RANKS[0]), 0)
 
 
 def get_world_size_from_launcher() -> int:
     """WORLD_SIZE, else OMPI_COMM_WORLD_SIZE, else 1."""
-    return _launcher.first_set(os.environ, ("WORLD_SIZE", OPEN_MPI_RANKS[1]), 1)
+    return _launcher_variables.first_set(os.environ, ("WORLD_SIZE", OPEN_MPI_RANKS[1]), 1)
 
 
 def get_caller_func(frame: int = 3) -> str:

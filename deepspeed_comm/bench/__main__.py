@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm import _launcher, comm
+from deepspeed_comm import _launcher_variables, comm
 from deepspeed_comm.bench import report
 from deepspeed_comm.bench.flags import Options, launched_as, parse
 from deepspeed_comm.bench.ledger import Ledger
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank, world = launched_as()
     options = parse(arguments, rank, world)
     comm.init_distributed(options.backends[0], verbose=False)
-    local_ranks = _launcher.local_world_size(os.environ, dist.get_world_size())
+    local_ranks = _launcher_variables.local_world_size(os.environ, dist.get_world_size())
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
     try:
         status = run(options)

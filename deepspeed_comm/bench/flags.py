@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm import _launcher
+from deepspeed_comm import _launcher_variables
 from deepspeed_comm.bench.collectives import COLLECTIVES, DIRECT
 
 # By the names of nccl-tests; old torch lacks some.
@@ -58,7 +58,7 @@ def launched_as() -> tuple[int, int | None]:
     """The rank and the number of ranks (None if unknown), also before there is a group."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return _launcher.find_rank(os.environ)
+    return _launcher_variables.find_rank(os.environ)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -10,7 +10,7 @@ import signal
 import sys
 
 import deepspeed_comm
-from deepspeed_comm._launcher import spans_hosts
+from deepspeed_comm._launcher_variables import spans_hosts
 from deepspeed_comm.doctor.checks import examine
 from deepspeed_comm.doctor.report import (
     Finding,

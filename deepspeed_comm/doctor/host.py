@@ -20,7 +20,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from deepspeed_comm._launcher import ranks_of_host
+from deepspeed_comm._launcher_variables import ranks_of_host
 from deepspeed_comm._machine import core_count, describe_place
 from deepspeed_comm.doctor.examination import Examination, setting
 from deepspeed_comm.doctor.job import fast_adapters

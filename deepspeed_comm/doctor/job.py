@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from deepspeed_comm import _launcher
+from deepspeed_comm import _launcher_variables
 from deepspeed_comm.doctor import child
 from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import Finding
@@ -28,8 +28,8 @@ _MOST_ADDRESSES = 1024
 
 
 def check_launcher(finding: Finding, examination: Examination) -> None:
-    given = {name: os.environ[name] for name in _launcher.REQUIRED if name in os.environ}
-    place = _launcher.find_place(os.environ)
+    given = {name: os.environ[name] for name in _launcher_variables.REQUIRED if name in os.environ}
+    place = _launcher_variables.find_place(os.environ)
     finding.facts.update(given=given, launcher=place.launcher if place else None)
     if given:
         finding.say(", ".join(f"{name}={text}" for name, text in given.items()))
@@ -51,12 +51,12 @@ def check_launcher(finding: Finding, examination: Examination) -> None:
         finding.say(
             "none: a program started like this is a world of one rank, unless it passes its rank"
         )
-    missing = [name for name in _launcher.REQUIRED[:3] if name not in given]
+    missing = [name for name in _launcher_variables.REQUIRED[:3] if name not in given]
     if given and missing and place is None and given.get("WORLD_SIZE") != "1":
         finding.warn(
             f"{', '.join(missing)} is not set, though {', '.join(given)} is",
             "start the program with torchrun, mpirun or srun, or set all of "
-            f"{', '.join(_launcher.REQUIRED)} on every rank",
+            f"{', '.join(_launcher_variables.REQUIRED)} on every rank",
         )
 
 

@@ -23,7 +23,7 @@ import torch
 
 import deepspeed_comm
 from deepspeed_comm import _machine
-from deepspeed_comm._launcher import spans_hosts
+from deepspeed_comm._launcher_variables import spans_hosts
 from deepspeed_comm._plugin import native_folder
 from deepspeed_comm.doctor import child, host, installation, job, mpi, report
 from deepspeed_comm.doctor.checks import CHECKS, examine

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from deepspeed_comm._launcher import Place, find_place, first_node
+from deepspeed_comm._launcher_variables import Place, find_place, first_node
 
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "1",

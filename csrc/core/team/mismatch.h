@@ -1,4 +1,5 @@
-// The error for ranks that made different calls.
+// The error for ranks that made different calls. shm/mailbox/agreement.cc has the one for ranks
+// that left after different calls.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,5 @@
-// Whether the process of a peer on this host lives, and in which state it is.
+// Whether the process of a peer on this host lives, and in which state it is. The errors are made
+// in shm/mailbox/ (members.cc, diagnosis.cc) and in messages/checks.cc.
 #include <linux/futex.h>
 #include <poll.h>
 
