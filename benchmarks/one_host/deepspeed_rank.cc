@@ -9,7 +9,8 @@
 int main(int count, char** arguments) {
   const one_host::Options options = one_host::parse(count, arguments);
   one_host::Meeting meeting(options);
-  // Names DeepSpeed's memory, which it never removes, after the meeting's file: an unused name.
+  // DeepSpeed names its memory after the address and the port, and never removes it. The meeting's
+  // file has a unique name, which serves as the address.
   std::string address = options.meet.substr(options.meet.rfind('/') + 1), port = "0";
   shm_initialize(options.ranks, options.rank, address.data(), port.data());
   meeting.meet();

@@ -152,7 +152,8 @@ class MpiTeam final : public Team {
   enum class CallPhase : uint64_t { kEntering = 0, kMoving = 1 };
   class Monitor;
 
-  // Bytes, or elements, of a message to one rank that MPI sends eagerly.
+  // The length of a message to one rank, so short that MPI should send it eagerly: in bytes, and in
+  // elements of a size.
   size_t message_bytes() const { return std::min(options_.chunk_bytes, options_.message_bytes); }
   size_t piece_of_message(size_t element_bytes) const {
     return std::max<size_t>(message_bytes() / element_bytes, 1);

@@ -251,7 +251,8 @@ pmix_status_t PmixServer::begin_fence(const pmix_proc_t* ranks, size_t rank_coun
   return PMIX_SUCCESS;
 }
 
-// Deregisters a client that libpmix does not know: the callback is the only effect.
+// Deregisters a client that libpmix does not know. The only effect is that libpmix's thread calls
+// on_probed(), which shows that the thread still runs.
 void PmixServer::probe() {
   pmix_proc_t nobody{};
   PMIX_LOAD_PROCID(&nobody, "dscomm-probe", 0);

@@ -15,7 +15,7 @@ from deepspeed_comm.doctor.report import Finding
 
 _LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
            "MPI_THREAD_MULTIPLE")  # fmt: skip
-# The helper's exit status without arguments.
+# dscomm-pmix exits with this status if it gets no arguments.
 _HELPER_USAGE_STATUS = 2
 
 

@@ -485,7 +485,7 @@ def _failing_messages(world: World) -> list[list[Any]]:
     return told
 
 
-def test_direct_messages_fail_as_others_do() -> None:
+def test_direct_and_torch_messages_report_same_failures() -> None:
     for direct, other in run_fresh(2, _failing_messages):
         assert direct == other and len(direct) >= 3
 

@@ -96,7 +96,7 @@ TEST(BoundedStore, CallsOfAStoppedStoreTimeOut) {
   EXPECT_TRUE(*is_gone);
 }
 
-TEST(BoundedStore, GetThatTimesOutAtItsLaterDeadlineKeepsStoreUsable) {
+TEST(BoundedStore, GetTimeoutAfterStoreDeadlineLeavesStoreUsable) {
   BoundedStore store(std::make_shared<MemoryStore>(), Deadline::after(milliseconds(1)));
   const Status late = store.get("none", Deadline::after(milliseconds(1500))).status();
   EXPECT_EQ(late.code(), Code::kTimeout) << late.message();

@@ -77,7 +77,7 @@ TEST(LostTime, LongTimeBetweenWaitsIsExcludedOnce) {
 }
 
 // The parts of a composed call have copies of the deadline; one copy waits after the other.
-TEST(LostTime, WaitOfAnotherDeadlineCopyIsCharged) {
+TEST(LostTime, WaitWithOneDeadlineCopyReducesTimeLeftInOthers) {
   const Deadline whole = Deadline::after(std::chrono::seconds(100));
   const int64_t left_ns = whole.remaining_ns();
   const Deadline first = whole;

@@ -942,7 +942,7 @@ TEST(Arena, LendLeavesRoomForPermanentMemory) {
   EXPECT_TRUE(arena->lend(10 << 20, {}).ok());
 }
 
-TEST(Arena, LendServesOldestTurnFirst) {
+TEST(Arena, LendServesOldestTicketFirst) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t lent = arena->lend(10 << 20, {}).value();
   {
@@ -984,7 +984,7 @@ TEST(Arena, MemoryLentToTheSameCallIsNotExpectedBack) {
 
 // Two ranks of one process: each holds memory for a call that the other one has not made yet,
 // because it waits in another group.
-TEST(Arena, MemoryLentToALaterTurnIsNotExpectedBack) {
+TEST(Arena, MemoryOfCallQueuedBehindTicketIsNotExpectedBack) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   ASSERT_TRUE(arena->lend(10 << 20, {2, 7}).ok());
   const Arena::Ticket ticket(*arena, {1, 7});

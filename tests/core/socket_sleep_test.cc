@@ -89,7 +89,7 @@ TEST_F(SocketSleepTest, SleepWithSocketLeftUnreadLastsUntilLimitInTheEnd) {
   EXPECT_TRUE(sleep_.sleep(kLongNs));
 }
 
-TEST_F(SocketSleepTest, SleepWithDataInOtherDescriptorEnds) {
+TEST_F(SocketSleepTest, SleepEndsIfOtherDescriptorHasData) {
   take_first_report();
   const testing::SocketPair other(SOCK_DGRAM);
   EXPECT_EQ(write(other.far.get(), "x", 1), 1);

@@ -66,7 +66,7 @@ TEST_F(McaFiles, UserFileComesBeforeAdministratorFile) {
             (Names{folder_ / ".openmpi/mca-params.conf"}));
 }
 
-TEST_F(McaFiles, OpenMpiVariablesSelectOtherFiles) {
+TEST_F(McaFiles, OpenMpiVariablesChangeFileNames) {
   const std::string library = write("opt/lib/libmpi.so.40", "");
   ::setenv("OPAL_PREFIX", "/elsewhere", 1);
   EXPECT_EQ(mca_file_names(library).back(), "/elsewhere/etc/openmpi-mca-params.conf");

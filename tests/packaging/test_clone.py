@@ -88,7 +88,7 @@ def test_the_lines_of_the_readme_work_in_a_clone(newcomer: Environment, source_t
     text = comm.read_text()
     comm.write_text(text + "# changed\n")
     try:
-        with pytest.raises(AssertionError, match="its Python files differ from those"):
+        with pytest.raises(AssertionError, match="its Python files differ"):
             shell(newcomer, torchrun, source_tree)
         [install] = [line for line in lines_with("pip ") if "--no-build-isolation" in line]
         shell(newcomer, re.sub(r" \.(?=\s|$)", " -e .", install), source_tree)

@@ -63,7 +63,7 @@ class Deadline {
     seen_.ns = monotonic_ns();
     lost_->note(began_ns + asked_ns, seen_.ns);
   }
-  // Sleeps for this long, as one slice.
+  // Sleeps for `ns`, and notes the sleep as one slice of a wait.
   void nap(int64_t ns) const {
     const int64_t began_ns = monotonic_ns();
     const timespec time{static_cast<time_t>(ns / 1'000'000'000),

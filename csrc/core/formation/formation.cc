@@ -534,7 +534,8 @@ class FormationRun {
   bool reported_ = false;
   std::vector<Member> members_;
   Formation formation_;
-  // The failure of a rank that has ended, and whose entry may be an earlier process's; OK: none.
+  // OK, or a failure to attach a rank, or the rank's death. The entry of that rank may be left from
+  // an earlier process, so this rank waits for a successor before it fails.
   Status awaits_successor_;
   int64_t came_to_wait_ns_ = 0;
 };

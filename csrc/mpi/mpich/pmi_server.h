@@ -1,5 +1,5 @@
-// PmiServer: serves PMI-1 to the MPI of its own process, as a launcher would. Its owner carries the
-// data of a barrier to and from the other processes.
+// PmiServer: serves PMI-1 to the MPI of its own process, as a launcher would. Its owner
+// exchanges the data of each barrier with the other processes.
 #pragma once
 
 #include <memory>

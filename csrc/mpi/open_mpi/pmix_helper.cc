@@ -71,8 +71,9 @@ class Starter {
     errno = error;  // posix_spawn() does not set it
     if (error != ENOENT && error != EACCES && error != ENOEXEC) return system_error("posix_spawn");
     return make_status(Code::kUnsupported,
-                       "{} cannot be run ({}); install PMIx (apt-get install libpmix-dev) and then "
-                       "deepspeed_comm again, or start the ranks with mpirun or srun --mpi=pmix",
+                       "{} cannot be run ({}); install PMIx (apt-get install libpmix-dev) and "
+                       "reinstall deepspeed_comm, or start the ranks with mpirun or srun "
+                       "--mpi=pmix",
                        path, std::strerror(error));
   }
 

@@ -178,7 +178,8 @@ Result<const std::byte*> Staging::read(int member, uint32_t round, size_t in_buf
   const Peer& peer = mailboxes_.peer(member);
   const std::byte* data = nullptr;
   const bool is_in_place = (staged.in_place & part) != 0;
-  // Also for 0 bytes: others may pass on results computed from this tensor.
+  // Recorded for 0 bytes, too, because this rank may get results that others compute from this
+  // tensor.
   if (is_in_place) mailboxes_.aborts().reads_in_place(member);
   if (bytes == 0) return peer.at(0, 0);  // the offset may lie past the end of its data
   if (is_in_place) {
