@@ -93,5 +93,5 @@ def _surface(world: World) -> None:
     ccl.barrier(everyone)
 
 
-def test_surface() -> None:
+def test_ccl_module_works_without_process_group_of_torch() -> None:
     run_fresh(RANKS, _surface)

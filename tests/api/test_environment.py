@@ -56,33 +56,33 @@ def place(
     return dict(zip(REQUIRED, (rank, size, address, port, local), strict=True))
 
 
-def test_torchrun_has_said_it_all(bare: pytest.MonkeyPatch) -> None:
+def test_complete_torchrun_variables_are_kept(bare: pytest.MonkeyPatch) -> None:
     said = {name: "7" for name in REQUIRED}
     given(bare, said, OPEN_MPI)
     assert discover() is None
     assert found() == said
 
 
-def test_open_mpi(bare: pytest.MonkeyPatch) -> None:
+def test_open_mpi_variables_give_rank_and_address(bare: pytest.MonkeyPatch) -> None:
     given(bare, OPEN_MPI, {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5000"})
     assert discover(1234) is None
     assert found() == place("2", "4", "10.0.0.1", "1234", "0")
 
 
-def test_open_mpi_with_several_addresses(bare: pytest.MonkeyPatch) -> None:
+def test_open_mpi_with_several_addresses_uses_mpi_url(bare: pytest.MonkeyPatch) -> None:
     """One may be a bridge's that leads nowhere: the rendezvous tries them."""
     given(bare, OPEN_MPI, {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1,172.17.0.1:5000"})
     assert discover() == "mpi://"
     assert found() == place("2", "4", None, "29500", "0")
 
 
-def test_slurm(bare: pytest.MonkeyPatch) -> None:
+def test_slurm_variables_give_rank_and_address(bare: pytest.MonkeyPatch) -> None:
     given(bare, SLURM)
     assert discover() is None
     assert found() == place("3", "4", "node07", "29500", "1")
 
 
-def test_a_batch_script_of_slurm_is_no_rank(bare: pytest.MonkeyPatch) -> None:
+def test_slurm_batch_script_is_world_of_one(bare: pytest.MonkeyPatch) -> None:
     """Though it is told a place: srun has not started it."""
     script = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_NUM_TASKS"}
     given(bare, script, {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"})
@@ -90,7 +90,7 @@ def test_a_batch_script_of_slurm_is_no_rank(bare: pytest.MonkeyPatch) -> None:
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
 
 
-def test_another_mpirun_inside_slurm(bare: pytest.MonkeyPatch) -> None:
+def test_pmi_rank_inside_slurm_overrides_slurm_rank(bare: pytest.MonkeyPatch) -> None:
     """srun starts one process a host for it, whose numbers the ranks inherit."""
     inherited = {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
     given(bare, inherited, {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"})
@@ -98,7 +98,7 @@ def test_another_mpirun_inside_slurm(bare: pytest.MonkeyPatch) -> None:
     assert found() == place("5", "8", "node07", "29500", "1")
 
 
-def test_the_program_says_its_place(bare: pytest.MonkeyPatch) -> None:
+def test_rank_arguments_need_master_addr_beyond_one_rank(bare: pytest.MonkeyPatch) -> None:
     assert discover(rank=0, world_size=1) is None
     assert found()["MASTER_ADDR"] == "127.0.0.1"
     for name in REQUIRED:
@@ -107,7 +107,7 @@ def test_the_program_says_its_place(bare: pytest.MonkeyPatch) -> None:
         discover(rank=1, world_size=2)
 
 
-def test_what_the_user_set_stays(bare: pytest.MonkeyPatch) -> None:
+def test_variables_set_by_user_override_slurm(bare: pytest.MonkeyPatch) -> None:
     given(bare, SLURM, {"MASTER_ADDR": "other", "MASTER_PORT": "99", "LOCAL_RANK": "5"})
     discover(1234)
     assert found() == place("3", "4", "other", "99", "5")
@@ -121,21 +121,21 @@ AZURE = {
 }
 
 
-def test_azure_ml(bare: pytest.MonkeyPatch) -> None:
+def test_azure_ml_on_several_nodes_uses_batch_master_node(bare: pytest.MonkeyPatch) -> None:
     given(bare, AZURE)
     discover()
     assert found() == place("2", "4", "many", "6105", "0")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "^docker0,lo"
 
 
-def test_azure_ml_on_one_node(bare: pytest.MonkeyPatch) -> None:
+def test_azure_ml_on_one_node_uses_batchai_master_node(bare: pytest.MonkeyPatch) -> None:
     given(bare, AZURE, {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "NCCL_SOCKET_IFNAME": "eth7"})
     discover()
     assert found() == place("2", "4", "one", "54965", "0")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
 
 
-def test_sagemaker(bare: pytest.MonkeyPatch) -> None:
+def test_sagemaker_takes_rank_from_open_mpi(bare: pytest.MonkeyPatch) -> None:
     given(bare, OPEN_MPI, {"SM_TRAINING_ENV": "{}", "MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"})
     discover()
     assert found() == place("2", "4", "algo-1", "7777", "0")
@@ -151,7 +151,7 @@ def test_sagemaker(bare: pytest.MonkeyPatch) -> None:
         ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR is not set"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_variables_are_named(
     bare: pytest.MonkeyPatch, variables: dict[str, str], message: str
 ) -> None:
     given(bare, variables)
@@ -159,21 +159,21 @@ def test_what_is_missing_is_named(
         discover()
 
 
-def test_a_launcher_that_says_too_little(bare: pytest.MonkeyPatch) -> None:
+def test_pmi_without_mpi4py_asks_for_master_addr(bare: pytest.MonkeyPatch) -> None:
     given(bare, {"PMI_RANK": "1", "PMI_SIZE": "2"})
     bare.setitem(sys.modules, "mpi4py", None)  # not installed
     with pytest.raises(RuntimeError, match="set MASTER_ADDR to the host of rank 0.*mpi4py"):
         environment.mpi_discovery()
 
 
-def test_settings_of_mpi_are_no_launcher(bare: pytest.MonkeyPatch) -> None:
+def test_mpi_settings_without_launcher_give_world_of_one(bare: pytest.MonkeyPatch) -> None:
     given(bare, {"OMPI_MCA_btl_tcp_if_include": "eth0", "PMIX_MCA_gds": "hash"})
     given(bare, {"HYDRA_FULL_ERROR": "1"})  # of another Hydra
     discover()
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
 
 
-def test_utilities(bare: pytest.MonkeyPatch) -> None:
+def test_launcher_utilities_prefer_torchrun_variables(bare: pytest.MonkeyPatch) -> None:
     numbers = (
         utils.get_world_rank_from_launcher,
         utils.get_world_size_from_launcher,
@@ -197,7 +197,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_plain_program_is_a_world_of_one(bare: pytest.MonkeyPatch) -> None:
+def test_program_without_launcher_is_world_of_one(bare: pytest.MonkeyPatch) -> None:
     """The original needs mpi4py for that."""
     result = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=90

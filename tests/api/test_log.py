@@ -24,7 +24,7 @@ from tests.cases.harness import World, run_fresh
 SLEEP_S = 0.2
 
 
-def test_bandwidths_are_those_of_nccl_tests() -> None:
+def test_bandwidths_match_nccl_tests() -> None:
     size, ms, ranks = 10**6, 2.0, 4
     line = size * 8 / (ms * 1e6)  # Gbit/s
     assert calc_bw_log("all_reduce", size, ms, ranks) == pytest.approx((line, line * 1.5))
@@ -38,7 +38,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert calc_bw_log("all_reduce", size, 0.0, ranks) == (0.0, 0.0)
 
 
-def test_sizes_and_means() -> None:
+def test_size_texts_and_trimmed_means_are_correct() -> None:
     assert [convert_size(size) for size in (0, 8, 1536, 3 << 20)] == [
         "0B",
         "8.0 B",
@@ -50,7 +50,7 @@ def test_sizes_and_means() -> None:
     assert trimmed_mean([2.0, 4.0]) == 3.0
 
 
-def test_configuration() -> None:
+def test_configuration_sets_valid_keys_and_refuses_invalid_ones() -> None:
     def enabled(config: dict[str, Any]) -> bool:
         log = CommsLogger()
         log.configure(DeepSpeedCommsConfig(config))
@@ -84,7 +84,7 @@ def test_configuration() -> None:
     assert log.trace_events == 7
 
 
-def test_configuration_of_deepspeed() -> None:
+def test_deepspeed_configuration_keeps_trace_events() -> None:
     """A model of pydantic, which says what the user has set, and knows no trace_events."""
     given = SimpleNamespace(
         enabled=True, verbose=True, debug=False, prof_ops=[], prof_all=False,
@@ -121,7 +121,7 @@ def test_memory_is_bounded() -> None:
     assert log.own_calls() == (10, [], 0)
 
 
-def test_sizes_and_names_without_end() -> None:
+def test_records_beyond_size_and_name_limits_are_merged() -> None:
     """As of a job whose messages are as long as its sentences, or whose log_name has a counter."""
     log = CommsLogger()
     for size in range(3 * log_module.MOST_RECORDS):
@@ -142,7 +142,7 @@ def test_sizes_and_names_without_end() -> None:
     assert list(log.get_raw_data()["all_reduce"]) == [5000]
 
 
-def test_a_function_of_others_can_be_logged() -> None:
+def test_timed_op_accepts_any_function_signature() -> None:
     """timed_op is public: what it is given may have parameters of any kind."""
     calls: list[Any] = []
 
@@ -210,7 +210,7 @@ def _results_of_others(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_results_of_others() -> None:
+def test_timed_op_logs_lists_but_no_failed_works() -> None:
     run_fresh(1, _results_of_others)
 
 
@@ -245,7 +245,7 @@ def _latest_by_group(size: int) -> dict[str, list[float]]:
     return dist.comms_logger._records["all_reduce"][size].latest_by_group()
 
 
-def test_stragglers_of_groups() -> None:
+def test_stragglers_are_compared_within_each_group() -> None:
     run_fresh(3, _stragglers_of_groups)
 
 
@@ -319,7 +319,7 @@ def _what_is_logged(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_what_is_logged() -> None:
+def test_log_has_chosen_calls_and_their_latencies() -> None:
     run_fresh(2, _what_is_logged)
 
 
@@ -342,7 +342,7 @@ def _messages_of_gloo(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_messages_of_gloo() -> None:
+def test_gloo_batch_is_logged_after_last_wait() -> None:
     run_fresh(2, _messages_of_gloo)
 
 
@@ -378,7 +378,7 @@ def _summary(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_summary(capfd: pytest.CaptureFixture[str]) -> None:
+def test_summary_matches_log_and_is_printed_by_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
     run_fresh(3, _summary)
     printed = capfd.readouterr().out
     # By rank 0 alone: once with stragglers, once without.

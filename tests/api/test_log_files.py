@@ -86,11 +86,11 @@ def _files(world: World, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_files(backend: str) -> None:
+def test_saved_json_and_csv_match_summary(backend: str) -> None:
     run_fresh(2, _files, backend)
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_file_is_replaced_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_text("before")
     with pytest.raises(ZeroDivisionError), files.replaced_when_complete(path) as file:

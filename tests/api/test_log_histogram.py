@@ -37,7 +37,7 @@ def histogram_of(values: list[float]) -> Histogram:
 
 @settings(deadline=None)
 @given(st.one_of(numbers, latencies), st.floats(0, 100))
-def test_percentiles_are_near_those_of_the_numbers(values: list[float], percent: float) -> None:
+def test_percentiles_are_within_error_bound(values: list[float], percent: float) -> None:
     ranked = sorted(values)
     exact = ranked[max(0, math.ceil(len(values) * percent / 100) - 1)]
     assert histogram_of(values).percentile(percent) == pytest.approx(exact, rel=BOUND)
@@ -45,14 +45,14 @@ def test_percentiles_are_near_those_of_the_numbers(values: list[float], percent:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.001, 1000.0), min_size=1, max_size=99).filter(lambda v: len(v) % 2))
-def test_the_median_is_that_of_statistics(values: list[float]) -> None:
+def test_median_matches_statistics_module(values: list[float]) -> None:
     median = histogram_of(values).percentile(50)
     assert median == pytest.approx(statistics.median(values), rel=BOUND)
 
 
 @settings(deadline=None)
 @given(st.one_of(numbers, latencies))
-def test_means_are_near_those_of_the_numbers(values: list[float]) -> None:
+def test_means_are_within_error_bound(values: list[float]) -> None:
     histogram = histogram_of(values)
     assert (histogram.count, histogram.total) == (len(values), pytest.approx(sum(values)))
     assert histogram.trimmed_mean(0.1) == pytest.approx(trimmed_mean(values), rel=BOUND)
@@ -61,7 +61,7 @@ def test_means_are_near_those_of_the_numbers(values: list[float]) -> None:
 
 @settings(deadline=None)
 @given(st.floats(SMALLEST, LARGEST / 2))
-def test_numbers_that_differ_by_more_are_kept_apart(value: float) -> None:
+def test_numbers_differing_by_error_bound_are_distinguished(value: float) -> None:
     """The worst case: nearly all of a bucket at its one end, what is asked for at the other."""
     above = value * (1 + BOUND)
     histogram = histogram_of([value] * 1000 + [above])
@@ -71,13 +71,13 @@ def test_numbers_that_differ_by_more_are_kept_apart(value: float) -> None:
 
 @settings(deadline=None)
 @given(st.floats(SMALLEST, LARGEST / 2), st.integers(1, 50))
-def test_of_equal_numbers_every_answer_is_exact(value: float, count: int) -> None:
+def test_statistics_of_equal_numbers_are_exact(value: float, count: int) -> None:
     histogram = histogram_of([value] * count)
     answers = [histogram.percentile(percent) for percent in (0, 50, 99, 100)]
     assert [*answers, histogram.trimmed_mean(0.1)] == pytest.approx([value] * 5, rel=1e-12)
 
 
-def test_percentiles_are_those_of_numpy() -> None:
+def test_percentiles_match_numpy() -> None:
     numpy = pytest.importorskip("numpy", reason="an answer to compare with")
     values = numpy.random.default_rng(0).lognormal(0, 2, 4999)
     histogram = histogram_of(values.tolist())
@@ -97,7 +97,7 @@ def test_memory_is_bounded() -> None:
     assert histogram.percentile(0) <= 0  # what is not positive comes first
 
 
-def test_of_nothing() -> None:
+def test_empty_histogram_returns_zero() -> None:
     assert Histogram().percentile(50) == Histogram().trimmed_mean(0.1) == 0.0
     with pytest.raises(ValueError, match="percent: expected 0 to 100, got 101"):
         Histogram().percentile(101)

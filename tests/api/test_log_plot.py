@@ -26,7 +26,7 @@ def saved(folder: Path) -> Path:
     return folder / "log.json"
 
 
-def test_curves_lie_between_the_ranks(tmp_path: Path) -> None:
+def test_curves_have_minimum_median_and_maximum_of_ranks(tmp_path: Path) -> None:
     curves = plot.curves(plot.read_records(saved(tmp_path)), "p50_latency_ms")
     assert list(curves) == ["all_reduce", "barrier", "broadcast"]
     assert curves["all_reduce"] == [
@@ -34,7 +34,7 @@ def test_curves_lie_between_the_ranks(tmp_path: Path) -> None:
     ]
 
 
-def test_figure(tmp_path: Path) -> None:
+def test_figure_shows_latency_and_bandwidth_of_each_operation(tmp_path: Path) -> None:
     log = saved(tmp_path)
     figure = plot.draw(plot.read_records(log))
     latency, bandwidth = figure.axes
@@ -52,7 +52,7 @@ def test_figure(tmp_path: Path) -> None:
     plot.main([str(tmp_path / "empty.json"), str(tmp_path / "empty.png")])
 
 
-def test_what_is_no_log_is_said(tmp_path: Path) -> None:
+def test_invalid_log_or_format_is_named(tmp_path: Path) -> None:
     log, figure = saved(tmp_path), tmp_path / "figure.png"
     for text in ("rank,operation\n", "[]", '{"records": 1}', '{"other": []}', "\xff"):
         (tmp_path / "other").write_text(text, encoding="latin-1")
@@ -65,7 +65,7 @@ def test_what_is_no_log_is_said(tmp_path: Path) -> None:
     assert not figure.exists()
 
 
-def test_without_matplotlib(tmp_path: Path) -> None:
+def test_plot_without_matplotlib_names_the_package(tmp_path: Path) -> None:
     """Only the figure needs it, and says so."""
     program = (
         "import sys; sys.modules['matplotlib'] = None\n"

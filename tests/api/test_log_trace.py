@@ -35,7 +35,7 @@ delays = st.integers(0, 5_000_000)  # ns
 
 @settings(deadline=None)
 @given(st.data())
-def test_offsets_are_within_their_errors(data: st.DataObject) -> None:
+def test_clock_offsets_are_within_stated_errors(data: st.DataObject) -> None:
     """Ranks come to and leave barriers with any delays, and read clocks that differ."""
     hosts = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
     differs = [data.draw(st.integers(-(10**15), 10**15)) for _ in range(3)]
@@ -54,7 +54,7 @@ def test_offsets_are_within_their_errors(data: st.DataObject) -> None:
         assert host != hosts[0] or (offset.ns, offset.error_ns) == (0, 0)
 
 
-def test_one_quick_barrier_is_enough() -> None:
+def test_one_quick_barrier_bounds_clock_offset() -> None:
     """The bounds are of all barriers together."""
     first = Clock("a", [0, 1000, 5000], [900, 1020, 9000])
     other = Clock("b", [107, 1105, 5100], [1200, 1130, 9100])  # 100 ahead
@@ -63,7 +63,7 @@ def test_one_quick_barrier_is_enough() -> None:
     assert (offset.ns, offset.error_ns) == ((1000 - 1130 + 1020 - 1105) // 2, 23)
 
 
-def test_all_ranks_of_a_host_bound_its_clock() -> None:
+def test_clock_offset_of_host_uses_barriers_of_all_its_ranks() -> None:
     """Here the first one, of each host, by what it left, and the second one by when it came."""
     hosts = [
         [Clock("a", [0], [5000]), Clock("a", [1000], [6000])],
@@ -80,7 +80,7 @@ def test_all_ranks_of_a_host_bound_its_clock() -> None:
 # --- what is kept
 
 
-def test_ring() -> None:
+def test_ring_keeps_latest_calls() -> None:
     ring = Ring(3)
     calls = [Call("send", "send", k, k + 1, 8, "world") for k in range(5)]
     for call in calls:
@@ -89,7 +89,7 @@ def test_ring() -> None:
     assert Ring().limit == 0
 
 
-def test_ranks_for_people() -> None:
+def test_text_of_ranks_is_shortened_to_ranges() -> None:
     assert ranks_text([0, 1, 2, 5]) == "0-2,5"
     assert ranks_text([3]) == "3"
     assert ranks_text(list(range(1000))) == "0-999"
@@ -129,7 +129,7 @@ def own(calls: list[Call], came_ns: int = 0, host: str = "a", limit: int = 10) -
     return OwnTrace(limit, calls, 0, Clock(host, [came_ns], [came_ns]), f"host-{host}", 99)
 
 
-def test_file_of_ranks_whose_clocks_differ(tmp_path: Path) -> None:
+def test_trace_file_corrects_clock_offsets(tmp_path: Path) -> None:
     """The same two calls on both, of which the second rank's clock is 5000 us behind."""
     path = tmp_path / "trace.json"
     here = [Call("send", "mine", 9_000_000, 9_002_000, 64, "world")]
@@ -155,7 +155,7 @@ def test_file_of_ranks_whose_clocks_differ(tmp_path: Path) -> None:
     assert {"rank 0 on host-a (pid 99)", "rank 1 on host-b (pid 99)", "ranks 0-1"} <= names
 
 
-def test_calls_that_overlap_go_to_threads_of_their_own(tmp_path: Path) -> None:
+def test_overlapping_calls_go_to_separate_threads(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     spans = [(0, 100), (10, 90), (20, 30), (90, 120), (100, 130)]
     write_trace([own([Call("isend", "isend", *span, 8, "world") for span in spans])], path)
@@ -166,7 +166,7 @@ def test_calls_that_overlap_go_to_threads_of_their_own(tmp_path: Path) -> None:
     assert titles == ["world", "world (2)", "world (3)"]
 
 
-def test_file_without_calls(tmp_path: Path) -> None:
+def test_trace_without_calls_is_empty_or_refused(tmp_path: Path) -> None:
     write_trace([own([]), own([], limit=0)], tmp_path / "trace.json")
     assert assert_is_a_trace(tmp_path / "trace.json") == []
     with pytest.raises(ValueError, match=r"no rank keeps calls .*configure\(trace_events="):
@@ -242,7 +242,7 @@ def _trace(world: World, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trace_of_ranks(backend: str) -> None:
+def test_saved_trace_has_latest_calls_of_all_ranks(backend: str) -> None:
     run_fresh(2, _trace, backend)
 
 
@@ -273,5 +273,5 @@ def _beside_the_profiler(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_times_are_those_of_the_profiler() -> None:
+def test_trace_times_match_torch_profiler() -> None:
     run_fresh(1, _beside_the_profiler)

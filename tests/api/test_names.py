@@ -18,7 +18,7 @@ CASES = [(module, name) for module, names in THEIRS.items() for name in names]
 
 
 @pytest.mark.parametrize(("module", "name"), CASES, ids=lambda value: value)
-def test_name_and_signature(module: str, name: str) -> None:
+def test_name_has_signature_of_deepspeed(module: str, name: str) -> None:
     if name.split(".")[0] in INTERNAL or name.startswith(FLAGS):
         return
     found: Any = ours(module)
@@ -43,7 +43,7 @@ def test_name_and_signature(module: str, name: str) -> None:
         assert parameter.default is not parameter.empty or parameter.kind in kinds
 
 
-def test_the_package_has_the_api() -> None:
+def test_package_exports_every_name_of_the_api() -> None:
     for name in THEIRS["comm"]:
         if name not in INTERNAL and "." not in name:
             assert getattr(deepspeed_comm, name) is getattr(ours("comm"), name), name
@@ -55,7 +55,7 @@ def test_the_package_has_the_api() -> None:
         _ = deepspeed_comm.nonsense
 
 
-def test_modules_are_modules() -> None:
+def test_star_import_exports_functions_but_no_modules() -> None:
     assert deepspeed_comm.comm is ours("comm") and deepspeed_comm.torch is ours("torch")
     names: dict[str, Any] = {}
     exec("from deepspeed_comm import *", names)
@@ -63,7 +63,7 @@ def test_modules_are_modules() -> None:
     assert not any(inspect.ismodule(value) for value in names.values())
 
 
-def test_every_module_can_be_the_first() -> None:
+def test_every_module_can_be_imported_first() -> None:
     """Programs import what they need in any order."""
     folder = Path(deepspeed_comm.__file__).parent
     files = [*folder.glob("*.py"), *folder.glob("comms_log/*.py")]
@@ -95,7 +95,7 @@ def test_functions_keep_their_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "barrier", "get_rank", "new_group", "isend"])
-def test_nothing_works_before_init_distributed(name: str) -> None:
+def test_call_before_init_distributed_raises(name: str) -> None:
     arguments = {"all_reduce": ([1],), "isend": ([1], 0), "new_group": ([0],)}.get(name, ())
     with pytest.raises(AssertionError, match="please initialize it using init_process_group"):
         getattr(deepspeed_comm, name)(*arguments)

@@ -347,7 +347,7 @@ def _direct_calls(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_direct_calls() -> None:
+def test_direct_all_reduce_sums_or_returns_not_implemented() -> None:
     run_fresh(2, _direct_calls)
 
 
@@ -438,7 +438,7 @@ class GroupLike:
     """No group, but an object that can be referred to weakly."""
 
 
-def test_direct_messages() -> None:
+def test_direct_send_and_recv_bypass_torch_for_plain_tensors() -> None:
     run_fresh(3, _direct_messages)
 
 
@@ -512,7 +512,7 @@ def _messages_of_an_aborted_group(world: World) -> None:
 
 
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no abort()")
-def test_what_was_sent_before_an_abort_is_received_by_either_way() -> None:
+def test_direct_and_torch_messages_sent_before_abort_are_received() -> None:
     run_fresh(2, _messages_of_an_aborted_group)
 
 
@@ -597,7 +597,7 @@ def _ids_that_differ(world: World) -> None:
         dist.all_reduce_caching(values(world.rank), match_id=mine)
 
 
-def test_all_reduce_caching_with_ids_that_differ() -> None:
+def test_all_reduce_caching_with_different_ids_raises() -> None:
     run_fresh(RANKS, _ids_that_differ)
 
 
@@ -648,7 +648,7 @@ def _compiled(world: World) -> None:
 
 # With torch 1.13 there is nobody who traces, and no torch.ops.dscomm.
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
-def test_inference_all_reduce_is_traced() -> None:
+def test_inference_all_reduce_compiles_as_full_graph() -> None:
     run_fresh(RANKS, _compiled)
 
 
@@ -668,7 +668,7 @@ def _compiled_over_gloo(world: World) -> None:
 
 # With torch 1.13 there is nobody who traces, and no torch.ops.dscomm.
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
-def test_inference_all_reduce_is_traced_over_gloo() -> None:
+def test_inference_all_reduce_over_gloo_compiles_as_full_graph() -> None:
     run_fresh(RANKS, _compiled_over_gloo)
 
 
@@ -707,7 +707,7 @@ def _empty(world: World) -> None:
 outlives: torch.Tensor
 
 
-def test_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_uses_pool_until_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSCOMM_POOL_BYTES", str(4 << 20))
     run_fresh(2, _empty)
 
@@ -753,7 +753,7 @@ def _groups(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_groups_and_probes() -> None:
+def test_queries_of_groups_and_features_answer_correctly() -> None:
     run_fresh(RANKS, _groups)
 
 
@@ -764,7 +764,7 @@ def _gloo_says_what_it_cannot(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_probes_answer_for_the_backend() -> None:
+def test_has_coalescing_manager_is_false_over_gloo() -> None:
     run_fresh(2, _gloo_says_what_it_cannot)
 
 
@@ -791,7 +791,7 @@ def _switches(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_what_is_switched_off_does_not_communicate() -> None:
+def test_collective_switched_off_does_not_communicate() -> None:
     run_fresh(2, _switches)
 
 
@@ -814,7 +814,7 @@ def _user_initialised(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_torch_may_have_been_initialised_before() -> None:
+def test_init_distributed_adopts_existing_torch_group() -> None:
     run_fresh(2, _user_initialised)
 
 
@@ -938,7 +938,7 @@ def _modes_of_messages(rank: int) -> None:
 
 
 @needs_torch_2
-def test_modes_and_transforms_see_the_direct_calls() -> None:
+def test_dispatch_modes_and_transforms_see_direct_calls() -> None:
     run_fresh(2, _modes)
 
 
@@ -974,7 +974,7 @@ def _versions(world: World, backend: str) -> None:
 
 @needs_torch_2
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_autograd_is_told_of_what_changes(backend: str) -> None:
+def test_backward_raises_if_collective_changed_saved_tensor(backend: str) -> None:
     run_fresh(2, _versions, backend)
 
 
@@ -1036,7 +1036,7 @@ def _split_groups(world: World, is_logged: bool) -> None:
 
 @needs_torch_2
 @pytest.mark.parametrize("is_logged", [False, True])
-def test_groups_of_split_group(is_logged: bool) -> None:
+def test_calls_accept_group_of_split_group(is_logged: bool) -> None:
     run_fresh(RANKS, _split_groups, is_logged)
 
 
@@ -1101,7 +1101,7 @@ def _graph_breaks(world: World) -> None:
 
 
 @needs_torch_2
-def test_compiled_with_graph_breaks() -> None:
+def test_compiled_operations_with_graph_breaks_are_correct() -> None:
     importlib.import_module("torch._dynamo")  # once, not in each rank
     run_fresh(2, _graph_breaks, limit_s=240.0)
 
@@ -1131,5 +1131,5 @@ def _group_of_torch_case(world: World, name: str, backend: str) -> None:
 @pytest.mark.parametrize(
     "name", ["all_reduce", "inference_all_reduce", "all_reduce_caching", "barrier", "get_rank"]
 )
-def test_operation_after_init_of_torch_takes_its_group(name: str, backend: str) -> None:
+def test_operation_after_torch_init_uses_group_of_torch(name: str, backend: str) -> None:
     run_fresh(2, _group_of_torch_case, name, backend)

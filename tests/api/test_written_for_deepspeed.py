@@ -35,7 +35,7 @@ def _make_reduce_op(base: type = enum.Enum, **members: int) -> Any:
 ForeignOp = _make_reduce_op()
 
 
-def test_reduce_op_of_another_package_is_torchs_of_that_name() -> None:
+def test_foreign_reduce_op_maps_to_torch_op_of_same_name() -> None:
     for op in dist.ReduceOp:
         if op is not dist.ReduceOp.UNUSED:
             assert torch_reduce_op(ForeignOp[op.name]) == op.torch_op
@@ -53,7 +53,7 @@ def test_reduce_op_of_another_package_is_torchs_of_that_name() -> None:
         assert torch_reduce_op(op) == torch_op
 
 
-def test_reduce_op_that_is_none_raises_type_error() -> None:
+def test_invalid_reduce_op_raises_type_error() -> None:
     other_name = enum.Enum("Reduction", {"SUM": 0})
     other_member = _make_reduce_op(TOTAL=0)
     for op in (ForeignOp.UNUSED, other_name.SUM, other_member.TOTAL, "SUM", 0, None):
@@ -93,11 +93,11 @@ def _foreign_op_case(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_reduce_op_of_another_package_in_collectives() -> None:
+def test_collectives_accept_foreign_reduce_op() -> None:
     run_fresh(RANKS, _foreign_op_case)
 
 
-def test_backend_named_ccl_is_dscomm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_ccl_selects_dscomm_unless_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_backend("ccl") == select_backend("CCL") == "dscomm"
     assert select_backend("cpu:ccl,cuda:nccl") == "cpu:dscomm,cuda:nccl"
     assert select_backend("gloo") == "gloo"
@@ -123,7 +123,7 @@ def _ccl_case(world: World) -> list[str]:
     return told
 
 
-def test_init_distributed_with_ccl() -> None:
+def test_init_distributed_with_ccl_reports_use_of_dscomm() -> None:
     for told in run_fresh(RANKS, _ccl_case):
         assert [text for text in told if "ccl" in text] == [
             "the backend ccl is not registered with torch; dscomm is used instead"
@@ -133,24 +133,24 @@ def test_init_distributed_with_ccl() -> None:
 @pytest.mark.parametrize(
     "value", [True, 1, 1.0, "true", "True", "ON", "1", "yes", "y", "t", b"true"]
 )
-def test_switch_of_the_log_that_pydantic_takes_for_true(value: Any) -> None:
+def test_log_switch_accepts_true_values_of_pydantic(value: Any) -> None:
     assert CommsLoggerConfig.parse({"enabled": value}).enabled is True
 
 
 @pytest.mark.parametrize(
     "value", [False, 0, 0.0, "false", "False", "OFF", "0", "no", "n", "f", b"off"]
 )
-def test_switch_of_the_log_that_pydantic_takes_for_false(value: Any) -> None:
+def test_log_switch_accepts_false_values_of_pydantic(value: Any) -> None:
     assert CommsLoggerConfig.parse({"prof_all": value}).prof_all is False
 
 
 @pytest.mark.parametrize("value", [2, -1, 0.5, "", " true", "maybe", None, [], b"\xff"])
-def test_switch_of_the_log_that_pydantic_refuses(value: Any) -> None:
+def test_log_switch_refuses_values_that_pydantic_refuses(value: Any) -> None:
     with pytest.raises(TypeError, match="comms_logger: verbose: expected a bool, got"):
         CommsLoggerConfig.parse({"verbose": value})
 
 
-def test_other_keys_of_the_log_as_pydantic_coerces_them() -> None:
+def test_log_lists_and_numbers_are_coerced_as_by_pydantic() -> None:
     config = CommsLoggerConfig.parse({"prof_ops": ("all_reduce",), "trace_events": "7"})
     assert config.prof_ops == ["all_reduce"] and config.trace_events == 7
     assert CommsLoggerConfig.parse({"trace_events": 8.0}).trace_events == 8

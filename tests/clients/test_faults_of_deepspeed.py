@@ -134,7 +134,7 @@ def test_inference_all_reduce_under_torchrun(both: Both) -> None:
         assert -signal.SIGSEGV in theirs.exit_codes, theirs
 
 
-def test_inference_all_reduce_of_other_operators_dtypes_and_layouts(both: Both) -> None:
+def test_inference_all_reduce_respects_operator_dtype_and_layout(both: Both) -> None:
     """Faults 2, 3, 4, 6: the operator, other dtypes, other layouts and async_op are ignored."""
     theirs, ours = both(
         """
@@ -182,7 +182,7 @@ def test_inference_all_reduce_of_other_operators_dtypes_and_layouts(both: Both) 
     assert segments_of(ours) == []
 
 
-def test_inference_all_reduce_in_a_group(both: Both) -> None:
+def test_inference_all_reduce_with_group_reduces_within_it(both: Both) -> None:
     """Fault 5: the group is ignored, so it waits for ranks that are none of it."""
     theirs, ours = both(
         """
@@ -226,7 +226,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.drill
 @pytest.mark.usefixtures("their_extension")
-def test_inference_all_reduce_after_another_job(tmp_path: Path) -> None:
+def test_inference_all_reduce_ignores_memory_of_earlier_job(tmp_path: Path) -> None:
     """Fault 6: a job takes the segments that another one with its port left for its own."""
     once = {"init": False, "variables": {**ALL_LOCAL, "FACTOR": "1"}}
     first, ours = run_both(AFTER_ANOTHER_JOB, tmp_path, **once)
@@ -270,7 +270,7 @@ def test_inference_all_reduce_of_two_gibibytes(both: Both) -> None:
 # --- 7: groups
 
 
-def test_ranks_without_group_argument_are_those_of_the_world(both: Both) -> None:
+def test_get_all_ranks_without_group_returns_world_ranks(both: Both) -> None:
     """Fault 7: none are found."""
     theirs, ours = both("say(dist.get_all_ranks_from_group()); dist.barrier()")
     assert ours.last() == [[0, 1]]
@@ -298,7 +298,7 @@ def test_ranks_of_the_world_group_are_returned(both: Both) -> None:
 # --- 8 to 12: the log
 
 
-def test_latencies_in_the_log(both: Both) -> None:
+def test_logged_latencies_are_not_cumulative(both: Both) -> None:
     """Fault 8: each is the sum of all before it, even after reset_log()."""
     theirs, ours = both(
         """
@@ -325,7 +325,7 @@ def test_latencies_in_the_log(both: Both) -> None:
         assert (min(after_reset) >= latencies[0]) is is_cumulative, outcome
 
 
-def test_asynchronous_calls_in_the_log(both: Both) -> None:
+def test_logged_latency_of_asynchronous_call_includes_completion(both: Both) -> None:
     """Fault 9: until they return, not until they are done."""
     theirs, ours = both(
         """
@@ -355,7 +355,7 @@ def test_asynchronous_calls_in_the_log(both: Both) -> None:
     assert logged_ms <= launch_ms, theirs
 
 
-def test_bytes_in_the_log(both: Both) -> None:
+def test_logged_bytes_match_size_of_whole_tensor(both: Both) -> None:
     """Fault 10: reduce-scatters count once for each rank, all-reduces twice, and a group's calls as
     those of all ranks."""
     theirs, ours = both(
@@ -415,7 +415,7 @@ def test_bytes_in_the_log(both: Both) -> None:
     ["monitored_barrier()", "all_gather_object([None] * size, rank)"],
     ids=["monitored_barrier", "all_gather_object"],
 )
-def test_log_of_other_calls_does_not_end_the_program(both: Both, call: str) -> None:
+def test_logging_calls_without_tensor_does_not_end_program(both: Both, call: str) -> None:
     """Fault 11: they end the program, as if all had gone well."""
     theirs, ours = both(
         f"""
@@ -445,7 +445,7 @@ def test_log_of_a_call_of_zero_duration_is_accepted(both: Both) -> None:
     assert theirs.exit_codes == [1] and "ZeroDivisionError" in theirs.output[0], theirs
 
 
-def test_stragglers_with_different_logged_calls_do_not_hang(both: Both) -> None:
+def test_straggler_summary_with_different_calls_on_ranks_returns(both: Both) -> None:
     """Fault 12: a hang."""
     theirs, ours = both(
         """
@@ -493,7 +493,7 @@ def test_log_configured_as_disabled_stays_disabled(both: Both) -> None:
 # --- 13: coalesced all-gathers
 
 
-def test_all_gather_coalesced(both: Both) -> None:
+def test_all_gather_coalesced_and_later_calls_succeed(both: Both) -> None:
     """Fault 13: it raises, and later calls of the group silently do nothing."""
     theirs, ours = both(
         """
@@ -549,7 +549,7 @@ def test_init_without_launcher_needs_no_mpi4py(both: Both) -> None:
     assert theirs.exit_codes == [1] and "ModuleNotFoundError" in theirs.output[0], theirs
 
 
-def test_azure_ml_and_sagemaker(both: Both) -> None:
+def test_unset_azure_ml_and_sagemaker_variables_raise_no_key_error(both: Both) -> None:
     """Fault 16: a KeyError of a variable that need not be set, or that says nothing of where it
     should have come from."""
     theirs, ours = both(
@@ -594,7 +594,7 @@ def test_azure_ml_and_sagemaker(both: Both) -> None:
 # --- 18, 19: the API
 
 
-def test_torch_functions_missing_in_deepspeed(both: Both) -> None:
+def test_torch_functions_missing_in_deepspeed_exist(both: Both) -> None:
     """Fault 18."""
     theirs, ours = both(
         """
@@ -636,7 +636,7 @@ def test_torch_functions_missing_in_deepspeed(both: Both) -> None:
     assert (deprecated == 2) is hasattr(torch.distributed, "all_gather_single")
 
 
-def test_logged_names_of_callers_and_functions(both: Both) -> None:
+def test_function_names_and_given_caller_names_are_kept(both: Both) -> None:
     """Fault 19: every function is called log_wrapper, and a caller that is named is ignored."""
     theirs, ours = both(
         """

@@ -78,7 +78,7 @@ def test_unavailable_library_is_reported(
     assert said == "openmpi5 is left out: no index was reached\nmpich: MPICH 5\n"
 
 
-def test_dscomm_is_compared_with_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dscomm_is_compared_with_fastest_competitor(capsys: pytest.CaptureFixture[str]) -> None:
     own = {"dscomm a": 2.0, "dscomm b": 1.0}
     times: runs.Times = {
         "gather": {

@@ -138,7 +138,7 @@ if BACKEND == "gloo":
 
 
 @pytest.mark.parametrize(("settings", "expected", "team"), HALVES, ids=["half", "float32", "flat"])
-def test_rounding_of_halves_follows_the_setting(
+def test_bfloat16_sum_is_rounded_as_configured(
     make_hosts: Callable[[int], Hosts], settings: dict[str, str], expected: float, team: str
 ) -> None:
     values = ["256", "1", "1", "0"]
@@ -148,7 +148,7 @@ def test_rounding_of_halves_follows_the_setting(
         assert job.hosts.leftovers(limit_s=5.0) == {}
 
 
-def test_flat_collectives(make_hosts: Callable[[int], Hosts]) -> None:
+def test_collectives_with_flat_hierarchy_are_correct(make_hosts: Callable[[int], Hosts]) -> None:
     env = {"DSCOMM_HIERARCHY": "flat"}
     with start_ranks(
         make_hosts(2), [0, 1, 0, 1], "checks.py", "few", *CASES_OF_ANY, env=env

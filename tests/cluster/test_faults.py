@@ -62,7 +62,7 @@ def test_kill_raises_on_survivors_of_all_hosts(
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(2, marks=pytest.mark.drill)])
-def test_kill_after_death_outside_the_group_is_noticed(
+def test_member_death_is_noticed_after_death_outside_the_group(
     make_hosts: Callable[[int], Hosts], first: int
 ) -> None:
     """A group notices deaths of its members after an earlier death outside of it."""
@@ -85,7 +85,7 @@ def test_kill_after_death_outside_the_group_is_noticed(
 @pytest.mark.parametrize(
     "workload", ["chunked_all_reduce", pytest.param("mixed", marks=pytest.mark.drill)]
 )
-def test_kill_after_death_of_rank_zero_is_noticed(
+def test_second_death_is_noticed_after_death_of_rank_zero(
     make_hosts: Callable[[int], Hosts], workload: str
 ) -> None:
     """Rank 1 waits for rank 3 of the other host, which is stopped and dies after rank 0."""
@@ -192,7 +192,7 @@ def test_end_of_a_process_is_reported_to_other_hosts(
 @pytest.mark.parametrize(
     ("receiver", "dead"), [(0, 1), (1, 0), pytest.param(2, 1, marks=pytest.mark.drill)]
 )
-def test_any_source_continues_while_a_living_rank_can_send(
+def test_any_source_receive_continues_while_a_sender_lives(
     make_hosts: Callable[[int], Hosts], receiver: int, dead: int
 ) -> None:
     sender = 3 - receiver - dead
@@ -210,7 +210,7 @@ def test_any_source_continues_while_a_living_rank_can_send(
 
 
 @pytest.mark.parametrize("leavers", [[3], pytest.param([0, 1], marks=pytest.mark.drill)])
-def test_leave_after_group_creation_is_not_a_death(
+def test_rank_that_leaves_after_group_creation_is_not_reported_dead(
     make_hosts: Callable[[int], Hosts], leavers: list[int]
 ) -> None:
     """The other ranks may still be making the group's Teams between hosts."""
@@ -221,7 +221,7 @@ def test_leave_after_group_creation_is_not_a_death(
 
 
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
-def test_exec_is_a_death(make_hosts: Callable[[int], Hosts], waits_in: str) -> None:
+def test_exec_is_reported_as_death(make_hosts: Callable[[int], Hosts], waits_in: str) -> None:
     with start_ranks(make_hosts(3), [0, 1, 2], "departs.py", "execs", waits_in) as job:
         at_s = job.wait_for("leaving", [2])[0].at_s
         for event in job.wait_for("told", [0, 1], limit_s=30.0):

@@ -85,7 +85,7 @@ def test_host_has_no_route_outside(make_hosts: MakeHosts) -> None:
 @pytest.mark.parametrize(
     ("cut", "mend"), [("link_down", "link_up"), ("drop_packets", "pass_packets")]
 )
-def test_cut_stops_traffic_and_mend_restores_it(make_hosts: MakeHosts, cut: str, mend: str) -> None:
+def test_network_cut_stops_traffic_until_mended(make_hosts: MakeHosts, cut: str, mend: str) -> None:
     hosts = make_hosts(3)
     listen(hosts, 1)
     send(hosts, 0, 1)

@@ -62,7 +62,7 @@ def endures(job: Job) -> None:
     assert set(job.exit_codes().values()) == {0}, job.report()
 
 
-def test_attack_from_another_host_is_dropped(make_hosts: Callable[[int], Hosts]) -> None:
+def test_attack_from_host_outside_the_job_is_dropped(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(3)
     ports = f"{PORTS_OF_MPI[0]}-{PORTS_OF_MPI[-1]}"
     with attack(hosts, 2, 0, 0, ports) as from_the_start, start(hosts) as job:
@@ -76,7 +76,7 @@ def test_attack_from_another_host_is_dropped(make_hosts: Callable[[int], Hosts])
 
 
 @pytest.mark.parametrize("uid", [NOBODY, pytest.param(0, marks=pytest.mark.drill)])
-def test_attack_from_a_host_of_the_job_delays_no_rank(
+def test_attack_from_same_host_delays_no_rank(
     make_hosts: Callable[[int], Hosts], uid: int
 ) -> None:
     """Attacks by another user and by the same one, on loopback ports too."""
@@ -91,7 +91,7 @@ def test_attack_from_a_host_of_the_job_delays_no_rank(
 
 
 @pytest.mark.drill
-def test_attack_from_another_host_of_the_job_delays_no_rank(
+def test_attack_from_peer_host_of_the_job_delays_no_rank(
     make_hosts: Callable[[int], Hosts],
 ) -> None:
     hosts = make_hosts(2)

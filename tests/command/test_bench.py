@@ -69,7 +69,7 @@ def check_all(path: Path, wanted: set[tuple[str, str]], backends: set[str]) -> N
         assert done == wanted, backend
 
 
-def test_every_collective_and_dtype(tmp_path: Path) -> None:
+def test_every_collective_and_dtype_has_no_wrong_element(tmp_path: Path) -> None:
     status, output = run_bench(
         "all", "-d", "all", "-b", "8", "-e", "8K", "-f", "1024", *SHORT,
         "--backend", "dscomm", "gloo", "--json", str(tmp_path / "rows.json"),
@@ -87,7 +87,7 @@ def test_every_collective_and_dtype(tmp_path: Path) -> None:
     assert of_gloo == [8, 8192]
 
 
-def test_every_op_and_root_on_three_ranks(tmp_path: Path) -> None:
+def test_every_op_and_root_on_three_ranks_has_no_wrong_element(tmp_path: Path) -> None:
     """Three, whose mean is no power of two's; sizes that three ranks do not divide."""
     reducing = ("all_reduce", "reduce", "reduce_scatter")
     status, output = run_bench(
@@ -109,7 +109,7 @@ def test_every_op_and_root_on_three_ranks(tmp_path: Path) -> None:
     }
 
 
-def test_touch_and_direct_calls(tmp_path: Path) -> None:
+def test_direct_flag_adds_rows_of_direct_calls(tmp_path: Path) -> None:
     for more in (("--touch",), ("-m", "3")):
         status, output = run_bench(
             "all_reduce", "ping_pong", "barrier", "--direct", *more, "-b", "4K", "-e", "4K", *SHORT,
@@ -142,7 +142,7 @@ def test_touch_and_direct_calls(tmp_path: Path) -> None:
         ("barrier", 240, 0.0),
     ],
 )
-def test_bandwidths_are_those_of_nccl_tests(name: str, count: int, factor: float) -> None:
+def test_bandwidths_match_nccl_tests(name: str, count: int, factor: float) -> None:
     collective = collectives.COLLECTIVES[name]
     assert collective.count(963, 4, 4) == count
     assert collective.size(count, 4, 4) == 960
@@ -150,8 +150,8 @@ def test_bandwidths_are_those_of_nccl_tests(name: str, count: int, factor: float
     assert collectives.bandwidths(name, 3 * 10**9, 0.5, 4) == (6.0, 6.0 * factor)
 
 
-def test_every_collective_has_its_bandwidth_tested() -> None:
-    [mark] = test_bandwidths_are_those_of_nccl_tests.pytestmark  # type: ignore[attr-defined]
+def test_bandwidth_test_covers_every_collective() -> None:
+    [mark] = test_bandwidths_match_nccl_tests.pytestmark  # type: ignore[attr-defined]
     assert [each[0] for each in mark.args[1]] == list(collectives.COLLECTIVES)
 
 
@@ -167,7 +167,7 @@ def rank_dependent_times(rank: int) -> None:
     measurement.seconds_per_call = fake
 
 
-def test_the_slowest_rank_of_each_sample_counts(tmp_path: Path) -> None:
+def test_time_of_each_sample_is_that_of_slowest_rank(tmp_path: Path) -> None:
     status, output = run_bench(
         "-b", "1K", "-e", "1K", "-n", "100", "--json", str(tmp_path / "rows.json"),
         prepare=rank_dependent_times,
@@ -180,7 +180,7 @@ def test_the_slowest_rank_of_each_sample_counts(tmp_path: Path) -> None:
     assert row["algbw_gb_s"] == row["busbw_gb_s"] == pytest.approx(1024 / 75.5e-6 / 1e9)
 
 
-def test_percentiles_are_of_the_nearest_rank() -> None:
+def test_percentiles_use_nearest_rank_method() -> None:
     assert measurement.nearest_rank([float(k) for k in range(1, 101)], 99) == 99
     assert measurement.nearest_rank([3.0, 1.0, 2.0], 99) == 3
     assert measurement.nearest_rank([5.0], 1) == 5
@@ -225,7 +225,7 @@ def events_of_touch(world: World) -> list[str]:
     return noted
 
 
-def test_touch_comes_before_each_timed_call_and_ranks_meet_after_it() -> None:
+def test_buffer_is_rewritten_before_barrier_of_each_timed_call() -> None:
     [noted] = run_fresh(1, events_of_touch)
     assert noted == ["meet", "call"] + 2 * ["touch", "meet", "call"]
 
@@ -251,7 +251,7 @@ class Spoiling:
 # 0 tries whether the call is refused, 1 is checked, 2 comes before the samples, 3 begins the turn,
 # 4 and 5 are timed, 6 is checked.
 @pytest.mark.parametrize("which", [1, 2, 4, 5, 6, None])
-def test_a_wrong_element_is_found(which: int | None, tmp_path: Path) -> None:
+def test_wrong_element_of_any_call_is_reported(which: int | None, tmp_path: Path) -> None:
     status, output = run_bench(
         "-b", "1K", "-e", "1K", *SHORT, "--json", str(tmp_path / "rows.json"),
         prepare=Spoiling("all_reduce", which),
@@ -262,7 +262,7 @@ def test_a_wrong_element_is_found(which: int | None, tmp_path: Path) -> None:
     assert f"# wrong elements: {row['wrong']} FAILED" in output
 
 
-def test_where_the_fault_is_does_not_matter(tmp_path: Path) -> None:
+def test_wrong_element_of_broadcast_or_all_to_all_is_reported(tmp_path: Path) -> None:
     for name in ("broadcast", "all_to_all_single"):
         collective = name.replace("_single", "")
         status, output = run_bench(
@@ -272,7 +272,7 @@ def test_where_the_fault_is_does_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_messages_go_where_they_should(ranks: int, tmp_path: Path) -> None:
+def test_message_benchmarks_have_no_wrong_element(ranks: int, tmp_path: Path) -> None:
     """Of an odd number of ranks the last one has nobody to play with."""
     status, output = run_bench(
         "send_recv", "ping_pong", "exchange", "-b", "8", "-e", "1M", "-f", "256", *SHORT,
@@ -306,14 +306,14 @@ class Losing:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("which", [1, 6])  # the calls that are checked: see Spoiling
-def test_a_lost_message_is_found(rank: int, which: int, tmp_path: Path) -> None:
+def test_lost_message_is_reported(rank: int, which: int, tmp_path: Path) -> None:
     status, output = run_bench(
         "ping_pong", "-b", "1K", "-e", "1K", *SHORT, prepare=Losing(rank, which)
     )
     assert status == 1 and "FAILED" in output, output
 
 
-def test_no_check_is_said(tmp_path: Path) -> None:
+def test_run_without_checks_is_marked_as_unchecked(tmp_path: Path) -> None:
     status, output = run_bench(
         "-b", "1K", "-e", "1K", "-c", "0", *SHORT, "--json", str(tmp_path / "rows.json"),
         prepare=Spoiling("all_reduce", None),
@@ -322,7 +322,7 @@ def test_no_check_is_said(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "rows.json")[0]["wrong"] is None
 
 
-def test_inputs_show_data_in_a_wrong_place() -> None:
+def test_inputs_differ_by_position_rank_and_seed() -> None:
     """Parts of inputs, at distances at which algorithms cut them, differ; so do ranks and seeds."""
     for op, world in (("sum", 2), ("sum", 3), ("sum", 64), ("sum", 500), ("prod", 2)):
         whole = case.values(0, 0, 1 << 19, op, world, 1)
@@ -343,7 +343,7 @@ def test_results_fit_into_every_dtype() -> None:
     assert case.reduced(10, 5, "max", 3, 1).tolist() == torch.stack(inputs).amax(0).tolist()
 
 
-def test_files_say_the_same(tmp_path: Path) -> None:
+def test_json_csv_table_and_plot_have_same_figures(tmp_path: Path) -> None:
     importlib.import_module("matplotlib.figure")  # once, before ranks are forked
     names = [str(tmp_path / name) for name in ("rows.json", "rows.csv", "rows.png")]
     status, output = run_bench(
@@ -428,7 +428,7 @@ def test_files_say_the_same(tmp_path: Path) -> None:
         ("--nonsense", "unrecognized arguments: --nonsense"),
     ],
 )
-def test_wrong_flags_are_said_by_rank_0(
+def test_wrong_flags_are_reported_by_rank_0_alone(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank in (0, 1):
@@ -449,7 +449,7 @@ def test_wrong_flags_are_said_by_rank_0(
         (("-b", "1", "-e", "3"), "no size has an element for every rank"),
     ],
 )
-def test_what_is_known_later_ends_all_ranks_before_anything_is_measured(
+def test_unusable_path_or_size_ends_all_ranks_before_measuring(
     arguments: tuple[str, ...], message: str
 ) -> None:
     status, output = run_bench(*arguments)
@@ -457,7 +457,7 @@ def test_what_is_known_later_ends_all_ranks_before_anything_is_measured(
     assert message in output and output.count("\n") == 1
 
 
-def test_help_is_nccl_tests_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_on_rank_0_lists_flags_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 1):
         with pytest.raises(SystemExit) as ended:
             flags.parse(["--help"], rank, 2)
@@ -467,7 +467,7 @@ def test_help_is_nccl_tests_flags(capsys: pytest.CaptureFixture[str]) -> None:
             assert (flag in output) == (rank == 0)
 
 
-def test_sizes_and_names() -> None:
+def test_flags_give_sizes_dtypes_and_ops() -> None:
     def sizes(text: str) -> list[int]:
         return flags.parse(text.split(), 0, 2).sizes
 
@@ -490,7 +490,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
-def test_lines_are_shown_on_a_terminal(has_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_lines_with_and_without_rich(has_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if has_rich:
         pytest.importorskip("rich", reason="rich is not installed: pip install rich")
     else:
@@ -506,7 +506,7 @@ def test_lines_are_shown_on_a_terminal(has_rich: bool, monkeypatch: pytest.Monke
     assert "# [first]" in terminal.getvalue() and "# last" in terminal.getvalue()
 
 
-def test_copies_are_timed() -> None:
+def test_copy_rate_is_positive() -> None:
     assert all(rate > 0 for rate in run_fresh(2, rate_of_copies)[:1])
 
 
@@ -528,7 +528,7 @@ def started(*command: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_without_a_launcher_it_is_a_world_of_one() -> None:
+def test_bench_without_launcher_is_world_of_one() -> None:
     result = started("deepspeed_comm.bench", "all", "-b", "64", "-e", "64", *SHORT)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "# 1 rank, torch" in result.stdout
@@ -541,7 +541,7 @@ def test_without_a_launcher_it_is_a_world_of_one() -> None:
     assert "GB/s after" in result.stdout and "# wrong elements: 0 OK" in result.stdout
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def test_bench_under_torchrun_prints_one_table(tmp_path: Path) -> None:
     # Debian's torchrun on Python 3.11 stumbles over its own defaults of redirects and tee.
     launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "--redirects=9:0",
                 "--tee=9:0", "-m", "deepspeed_comm.bench")  # fmt: skip
@@ -551,6 +551,6 @@ def test_torchrun(tmp_path: Path) -> None:
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3
 
 
-def test_a_wrong_flag_ends_a_rank_that_has_met_no_other() -> None:
+def test_wrong_flag_ends_lone_rank_1_silently() -> None:
     result = started("deepspeed_comm.bench", "-o", "median", RANK="1", WORLD_SIZE="2")
     assert result.returncode == 2 and result.stdout == result.stderr == ""

@@ -35,13 +35,13 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_word_names_a_program() -> None:
+def test_every_subcommand_has_module_and_usage() -> None:
     usage = command.__doc__ or ""
     for word, module in command.PROGRAMS.items():
         assert importlib.util.find_spec(module) is not None and f"    dscomm {word} " in usage
 
 
-def test_unknown_word_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_subcommand_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["wat"]) == 2
     assert "expected one of info, config, doctor, bench, plot, records, got 'wat'" in (
         capsys.readouterr().err
@@ -50,7 +50,7 @@ def test_unknown_word_is_refused_with_the_list(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.count("dscomm info") == 2
 
 
-def test_info_of_sound_host_is_what_torch_and_extension_say() -> None:
+def test_info_of_sound_host_matches_torch_and_extension() -> None:
     mpi = "mpich" if (NATIVE / "libdscomm_mpich.so").exists() else "auto"
     result = run("info", "--json", DSCOMM_MPI=mpi)
     assert result.returncode == 0, result.stderr
@@ -90,7 +90,7 @@ def test_config_with_mistakes_names_each() -> None:
     assert "mistake: DSCOMM_YELD_US is not a setting" in result.stderr
 
 
-def test_words_after_the_first_reach_the_program() -> None:
+def test_arguments_after_subcommand_reach_the_program() -> None:
     result = run("config", "--wat")
     assert result.returncode == 2 and "dscomm config: error" in result.stderr
 
@@ -125,7 +125,7 @@ def test_closed_output_ends_without_traceback() -> None:
         ("python", False),
     ],
 )
-def test_command_that_examines_is_recognised(
+def test_diagnostic_command_is_recognised(
     monkeypatch: pytest.MonkeyPatch, words: str, expected: bool
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", words.split())

@@ -112,7 +112,7 @@ def troubles(finding: Finding) -> str:
 # --- whole runs
 
 
-def test_a_sound_host() -> None:
+def test_checks_of_sound_host_are_ok() -> None:
     checks = read(doctor("--json"))
     for name in ("versions", "extension", "settings", "sharing", "two ranks"):
         assert checks[name]["outcome"] == "ok", checks[name]
@@ -134,7 +134,7 @@ def test_a_sound_host() -> None:
         assert checks["MPI"]["outcome"] == "warning"
 
 
-def test_settings_that_are_mistakes() -> None:
+def test_all_mistaken_settings_are_named() -> None:
     """All of them are named, though the core names one at a time; as text, with exit status 1."""
     result = doctor(DSCOMM_TIMEOUT="3", DSCOMM_SPIN_PAUSE="5", DSCOMM_YIELD_US="soon")
     assert result.returncode == 1, result.stderr
@@ -154,7 +154,7 @@ def test_settings_that_are_mistakes() -> None:
     assert "\x1b" not in result.stdout and "Traceback" not in result.stdout + result.stderr
 
 
-def test_everything_takes_too_long() -> None:
+def test_checks_beyond_time_limit_are_problems() -> None:
     """No wait without end: what runs in a process is ended at the limit, and that is said."""
     checks = read(doctor("--json", "--limit", "0.05"))
     for name in ("versions", "extension", "two ranks"):
@@ -163,7 +163,7 @@ def test_everything_takes_too_long() -> None:
     assert checks["sharing"]["outcome"] != "problem"
 
 
-def test_on_a_terminal() -> None:
+def test_terminal_output_is_styled_if_rich_is_installed() -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "deepspeed_comm.doctor", "--limit", "0.05"],
@@ -188,7 +188,7 @@ def test_on_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("options", [("--nonsense",), ("--limit", "-1"), ("--limit", "soon")])
-def test_bad_usage(options: tuple[str, ...]) -> None:
+def test_invalid_options_print_usage(options: tuple[str, ...]) -> None:
     result = doctor(*options)
     assert (result.returncode, result.stdout) == (2, "")
     assert "usage: dscomm doctor" in result.stderr
@@ -222,7 +222,7 @@ def broken(copy: Path) -> dict[str, dict[str, Any]]:
     return checks
 
 
-def test_no_native_code(copy: Path) -> None:
+def test_missing_native_code_is_a_problem(copy: Path) -> None:
     with (copy / "deepspeed_comm/comm.py").open("a") as file:
         file.write("# not as installed\n")
     [trouble] = broken(copy)["extension"]["troubles"]
@@ -230,7 +230,7 @@ def test_no_native_code(copy: Path) -> None:
     assert str(PACKAGE) in trouble["wrong"] and "pip install" in trouble["wrong"]
 
 
-def test_native_code_of_the_installed_package(copy: Path) -> None:
+def test_copy_without_native_code_uses_installed_package(copy: Path) -> None:
     checks = read(doctor("--json", folder=copy, PYTHONPATH=in_front("PYTHONPATH", copy)))
     assert checks["versions"]["facts"]["deepspeed_comm_folder"] == str(copy / "deepspeed_comm")
     assert checks["extension"]["outcome"] == "ok"
@@ -238,7 +238,7 @@ def test_native_code_of_the_installed_package(copy: Path) -> None:
     assert checks["extension"]["facts"]["build"]["torch_version"] == str(torch.__version__)
 
 
-def test_native_code_for_another_torch(copy: Path) -> None:
+def test_native_code_for_another_torch_is_a_problem(copy: Path) -> None:
     add_build(copy, "9.9.9", b"")
     [trouble] = broken(copy)["extension"]["troubles"]
     assert (
@@ -246,7 +246,7 @@ def test_native_code_for_another_torch(copy: Path) -> None:
     )
 
 
-def test_native_code_that_is_broken(copy: Path) -> None:
+def test_broken_native_code_is_a_problem(copy: Path) -> None:
     add_build(copy, str(torch.__version__), b"no shared library")
     [trouble] = broken(copy)["extension"]["troubles"]
     assert "cannot be loaded" in trouble["wrong"]
@@ -263,7 +263,7 @@ def test_native_code_that_is_broken(copy: Path) -> None:
         ("import time; time.sleep(1000)", "did not end in time"),
     ],
 )
-def test_a_torch_that_cannot_be_imported(tmp_path: Path, torch_source: str, shown: str) -> None:
+def test_torch_that_cannot_be_imported_is_a_problem(tmp_path: Path, torch_source: str, shown: str) -> None:
     (tmp_path / "torch.py").write_text(torch_source)
     path = in_front("PYTHONPATH", tmp_path)
     checks = read(doctor("--json", "--limit", "3", PYTHONPATH=path))
@@ -272,7 +272,7 @@ def test_a_torch_that_cannot_be_imported(tmp_path: Path, torch_source: str, show
     assert checks["sharing"]["outcome"] != "problem"
 
 
-def test_slower_instructions_than_there_are(bare: pytest.MonkeyPatch) -> None:
+def test_instruction_set_below_that_of_cpu_is_reported(bare: pytest.MonkeyPatch) -> None:
     facts = {"target": "SSE2", "torch": "2"}
     bare.setattr(Examination, "extension", child.Answer(facts, "", ""))
     bare.setattr("deepspeed_comm.doctor.installation._best_target", lambda: "AVX2")
@@ -314,7 +314,7 @@ def look_under(prelude: str, name: str) -> dict[str, Any]:
         ("RLIMIT_AS, 12 << 30", "warning", "of DSCOMM_ARENA_BYTES"),
     ],
 )
-def test_limits_on_memory(limit: str, outcome: str, words: str) -> None:
+def test_low_memory_ulimits_are_reported(limit: str, outcome: str, words: str) -> None:
     which, value = limit.split(", ")
     prelude = f"_, hard = resource.getrlimit(resource.{which})\n"
     prelude += f"resource.setrlimit(resource.{which}, ({value}, hard))"
@@ -323,7 +323,7 @@ def test_limits_on_memory(limit: str, outcome: str, words: str) -> None:
     assert any(words in each["wrong"] for each in answer["troubles"]), answer
 
 
-def test_few_descriptors() -> None:
+def test_low_descriptor_ulimit_is_a_problem() -> None:
     """A whole run under the limit: it says so, and raises nowhere."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     checks = read(doctor("--json", prefix=("prlimit", f"--nofile=16:{hard}")))
@@ -341,7 +341,7 @@ def test_few_descriptors() -> None:
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, Outcome.OK, ""),
     ],
 )
-def test_limits_of_descriptors(
+def test_advice_follows_soft_and_hard_descriptor_limits(
     bare: pytest.MonkeyPatch, soft: int, hard: int, outcome: Outcome, advice: str
 ) -> None:
     bare.setenv("LOCAL_WORLD_SIZE", "4")
@@ -351,7 +351,7 @@ def test_limits_of_descriptors(
     assert advice in "".join(trouble.advice for trouble in finding.troubles)
 
 
-def test_defaults_are_those_of_the_engine() -> None:
+def test_defaults_match_settings_of_the_engine() -> None:
     table = Path(__file__).resolve().parents[2] / "csrc" / "core" / "base" / "settings.h"
     defaults = dict(re.findall(r'"(DSCOMM_\w+)",\s*(\d+)', table.read_text()))
     assert defaults["DSCOMM_STAGING_BYTES"] == str(host._STAGING_BYTES)
@@ -359,7 +359,7 @@ def test_defaults_are_those_of_the_engine() -> None:
     assert defaults["DSCOMM_ARENA_BYTES"] == str(host._ARENA_BYTES)
 
 
-def test_too_little_memory(bare: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_with_needed_bytes(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(Examination, "transport_file", "")
     bare.setattr(host, "memory_room", lambda: host.Room(1 << 20, "memory.max of /job"))
     finding = look("memory")
@@ -370,7 +370,7 @@ def test_too_little_memory(bare: pytest.MonkeyPatch) -> None:
     assert "4 ranks need 48.0 MiB" in troubles(look("memory"))
 
 
-def test_memory_cannot_be_made(bare: pytest.MonkeyPatch) -> None:
+def test_failing_memfd_create_is_a_problem(bare: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(1, "Operation not permitted")
 
@@ -413,7 +413,7 @@ def cgroups(bare: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_cgroups_of_memory(cgroups: Path) -> None:
+def test_available_memory_follows_cgroup_limits(cgroups: Path) -> None:
     statistics = "anon 5\ninactive_file 100\ntotal_inactive_file 40\n"
     make_cgroups(
         cgroups,
@@ -440,7 +440,7 @@ def test_cgroups_of_memory(cgroups: Path) -> None:
     assert host.memory_room().limit == f"memory.limit_in_bytes of {cgroups / 'memory/v1'}"
 
 
-def test_cgroups_of_cpus(cgroups: Path) -> None:
+def test_cpu_quota_follows_cgroup_limits(cgroups: Path) -> None:
     assert math.isinf(host.cpu_quota())
     make_cgroups(cgroups, {"job/step/cpu.max": "max 100000", "job/cpu.max": "150000 100000"})
     assert host.cpu_quota() == 1.5
@@ -460,7 +460,7 @@ def test_threads_of_a_core_count_once(bare: pytest.MonkeyPatch) -> None:
     assert _machine.ranges([0, 1, 2, 5, 8, 9]) == "0-2,5,8-9"
 
 
-def test_more_ranks_than_cores(bare: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_cores_is_a_warning(bare: pytest.MonkeyPatch) -> None:
     assert look("processors").outcome is Outcome.OK
     bare.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "100000")
     finding = look("processors")
@@ -468,7 +468,7 @@ def test_more_ranks_than_cores(bare: pytest.MonkeyPatch) -> None:
     assert "100000 ranks share" in troubles(finding)
 
 
-def test_sockets_are_forbidden(bare: pytest.MonkeyPatch) -> None:
+def test_forbidden_sockets_are_a_problem(bare: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -498,7 +498,7 @@ def test_sockets_are_forbidden(bare: pytest.MonkeyPatch) -> None:
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "warning: PMI does not name rank 0's host"),
     ],
 )
-def test_launcher(bare: pytest.MonkeyPatch, variables: dict[str, str], wrong: str) -> None:
+def test_mistaken_launcher_variables_are_reported(bare: pytest.MonkeyPatch, variables: dict[str, str], wrong: str) -> None:
     for name, text in variables.items():
         bare.setenv(name, text)
     finding = look("launcher")
@@ -506,7 +506,7 @@ def test_launcher(bare: pytest.MonkeyPatch, variables: dict[str, str], wrong: st
     assert set(finding.facts["given"]) == set(variables) - {"PMI_RANK", "PMI_SIZE"}
 
 
-def test_mpirun(bare: pytest.MonkeyPatch) -> None:
+def test_rank_of_mpirun_is_shown(bare: pytest.MonkeyPatch) -> None:
     for name, text in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_SIZE", "4")):
         bare.setenv(f"OMPI_COMM_WORLD_{name}", text)
     finding = look("launcher")
@@ -514,7 +514,7 @@ def test_mpirun(bare: pytest.MonkeyPatch) -> None:
     assert (finding.outcome, finding.facts["rank"]) == (Outcome.OK, 1)
 
 
-def test_networks(bare: pytest.MonkeyPatch) -> None:
+def test_ifname_that_matches_no_network_is_a_problem(bare: pytest.MonkeyPatch) -> None:
     interfaces = job.own_interfaces()
     assert all(not network.startswith("127.") for _, network in interfaces)
     bare.setattr(job, "own_interfaces", lambda: [("eth0", "10.1.2.3/16")])
@@ -531,7 +531,7 @@ def test_networks(bare: pytest.MonkeyPatch) -> None:
 
 # What the doctor reads by itself is compared with what that program says; make setup installs it.
 @pytest.mark.skipif(shutil.which("ip") is None, reason="iproute2 is not installed")
-def test_interfaces_are_those_that_ip_shows() -> None:
+def test_own_interfaces_match_output_of_ip() -> None:
     shown = json.loads(subprocess.check_output(["ip", "-json", "-4", "address", "show", "up"]))
     theirs = {
         (each["ifname"], f"{address['local']}/{address['prefixlen']}")
@@ -556,7 +556,7 @@ def test_interfaces_are_those_that_ip_shows() -> None:
         ({"SLURM_NNODES": "2"}, True),
     ],
 )
-def test_job_that_spans_hosts_is_known(variables: dict[str, str], spans: bool) -> None:
+def test_job_across_hosts_is_recognised(variables: dict[str, str], spans: bool) -> None:
     assert spans_hosts(variables) is spans
 
 
@@ -574,7 +574,7 @@ def test_job_that_spans_hosts_is_known(variables: dict[str, str], spans: bool) -
         ((1, 13), None, True, False),
     ],
 )
-def test_backend_that_torch_finds_by_itself_is_known(
+def test_backend_found_by_torch_itself_is_recognised(
     bare: pytest.MonkeyPatch,
     torch_numbers: tuple[int, ...],
     autoload: str | None,
@@ -615,7 +615,7 @@ def test_folders_that_cannot_be_used_are_named(bare: pytest.MonkeyPatch, tmp_pat
 
 # Without MPI there is nothing to load; make setup builds with it.
 @pytest.mark.skipif(not HAS_MPI, reason="this build has no MPI")
-def test_a_library_that_is_no_mpi(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_broken_mpi_library_is_a_problem_only_across_hosts(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "libmpi.so.40").write_bytes(b"no shared library")
     bare.setenv("LD_LIBRARY_PATH", in_front("LD_LIBRARY_PATH", tmp_path))
     finding = look("MPI")
@@ -629,7 +629,7 @@ def test_a_library_that_is_no_mpi(bare: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 # Without MPI there is nothing to load; make setup builds with it.
 @pytest.mark.skipif(not HAS_MPI, reason="this build has no MPI")
-def test_mpi_leaves_nothing_behind(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mpi_check_leaves_no_temporary_files(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setattr("tempfile.tempdir", str(tmp_path))
     # As if mpirun had started this process: the probe must not get its variables.
     bare.setenv("OMPI_COMM_WORLD_RANK", "3")
@@ -655,7 +655,7 @@ GOOD_MPI = {"library": "/lib/libmpi.so.40", "version": "Open MPI v4.1.4, package
         (GOOD_MPI | {"init_code": 0, "thread_level": 3}, "", ""),
     ],
 )
-def test_what_mpi_answers(facts: dict[str, Any], ended: str, wrong: str) -> None:
+def test_mpi_probe_failures_are_reported(facts: dict[str, Any], ended: str, wrong: str) -> None:
     finding = Finding("MPI")
     library = MpiLibrary("openmpi", "Open MPI", "headers", "libraries")
     mpi._judge(finding, child.Answer(facts, ended, ""), library)
@@ -663,7 +663,7 @@ def test_what_mpi_answers(facts: dict[str, Any], ended: str, wrong: str) -> None
     assert wrong in troubles(finding)
 
 
-def test_the_library_that_is_looked_at(bare: pytest.MonkeyPatch) -> None:
+def test_examined_mpi_follows_setting_and_build(bare: pytest.MonkeyPatch) -> None:
     for built, wanted, setting in (
         ({"libdscomm_openmpi.so", "libdscomm_mpich.so"}, "auto", "openmpi"),
         ({"libdscomm_openmpi.so", "libdscomm_mpich.so"}, "mpich", "mpich"),
@@ -678,7 +678,7 @@ def test_the_library_that_is_looked_at(bare: pytest.MonkeyPatch) -> None:
         assert Examination(1).mpi.setting == setting, (built, wanted)
 
 
-def test_mpich(bare: pytest.MonkeyPatch) -> None:
+def test_mpich_setting_is_ok_if_built_with_mpich(bare: pytest.MonkeyPatch) -> None:
     bare.setenv("DSCOMM_MPI", "mpich")
     finding = look("MPI")
     if not HAS_MPICH:
@@ -689,7 +689,7 @@ def test_mpich(bare: pytest.MonkeyPatch) -> None:
     assert "ranks start MPICH by themselves" in look("PMIx helper").found[0]
 
 
-def test_the_environment_of_mpi() -> None:
+def test_mpi_environment_keeps_user_but_no_launcher_variables() -> None:
     users = {"OMPI_MCA_btl": "tcp,self", "PMIX_MCA_gds": "hash", "PATH": "/bin"}
     launchers = {
         "OMPI_COMM_WORLD_RANK": "1", "OMPI_MCA_orte_hnp_uri": "x", "OMPI_MCA_ess": "pmi",
@@ -710,7 +710,7 @@ def test_the_environment_of_mpi() -> None:
         ("exit 2", 0o644, "problem: it cannot be started: Permission denied"),
     ],
 )
-def test_helper(
+def test_pmix_helper_that_does_not_run_is_a_problem(
     bare: pytest.MonkeyPatch, tmp_path: Path, source: str, mode: int, wrong: str
 ) -> None:
     helper = tmp_path / "dscomm-pmix"
@@ -745,14 +745,14 @@ def test_a_check_that_raises_is_a_problem() -> None:
         ("import sys; sys.exit('a sentence')", "ended with status 1", "a sentence"),
     ],
 )
-def test_how_a_child_ends(program: str, ended: str, errors: str) -> None:
+def test_answer_of_child_says_how_it_ended(program: str, ended: str, errors: str) -> None:
     said = "from deepspeed_comm.doctor.child import tell; tell(begun=True); "
     answer = child.run([sys.executable, "-c", said + program], 60, bare_environment())
     assert answer == child.Answer({"begun": True}, ended, errors)
     assert answer.reason == ": ".join(filter(None, (ended, errors)))
 
 
-def test_a_child_that_crashes_says_where() -> None:
+def test_answer_of_crashed_child_names_the_function() -> None:
     program = (
         "import faulthandler, os, sys; faulthandler.enable()\n"
         "print('doctor: {\"begun\": 1}', flush=True)\n"
@@ -767,7 +767,7 @@ def test_a_child_that_crashes_says_where() -> None:
     assert "in crash" in answer.errors
 
 
-def test_a_child_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_hanging_child_is_ended_with_its_descendants(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     # The child of the child keeps its output open.
     command = [

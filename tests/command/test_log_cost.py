@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_measurement_runs(tmp_path: Path) -> None:
+def test_log_cost_benchmark_fills_every_column(tmp_path: Path) -> None:
     found = tmp_path / "cost.json"
     program = str(ROOT / "benchmarks" / "log_cost.py")
     result = subprocess.run(

@@ -38,7 +38,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @two_cores
-def test_a_run_of_the_engine_and_gloo(
+def test_run_with_dscomm_and_gloo_measures_every_case(
     near: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = ["--peers", "dscomm", "gloo", "--sizes", "8", "4K", "--rounds", "1", "--budget-ms", "1"]
@@ -70,7 +70,7 @@ def test_a_run_of_the_engine_and_gloo(
 
 
 @two_cores
-def test_a_run_of_messages_alone(
+def test_messages_flag_measures_ping_pong_alone(
     near: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From C++ with both kinds of memory, and from Python in both ways; oneCCL is not asked."""
@@ -95,7 +95,7 @@ def test_a_run_of_messages_alone(
 
 
 @two_cores
-def test_the_probe_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_probe_returns_positive_time(monkeypatch: pytest.MonkeyPatch) -> None:
     cpus = states.cpus_of_ranks(os.sched_getaffinity(0), 2)
     assert cpus is not None
     assert states.probe(peers.own_programs() / "one_host_probe", cpus) > 1
@@ -111,7 +111,7 @@ def peer_of_source(text: str, folder: Path) -> peers.Peer:
 
 
 @two_cores
-def test_a_peer_that_reduces_nothing_is_seen(near: None, tmp_path: Path) -> None:
+def test_competitor_that_reduces_nothing_has_wrong_elements(near: None, tmp_path: Path) -> None:
     source = """
 #include "all_reduce.h"
 int main(int count, char** arguments) {
@@ -158,7 +158,7 @@ int main(int count, char** arguments) {
 
 
 @two_cores
-def test_a_message_that_is_lost_is_seen(near: None, tmp_path: Path) -> None:
+def test_lost_messages_are_counted_as_wrong(near: None, tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, op="ping_pong", sizes=(8, 4096))
     peer = peer_of_source(FILE_MESSAGES, tmp_path)
     for loser in (-1, 0, 1):
@@ -173,7 +173,7 @@ def test_a_message_that_is_lost_is_seen(near: None, tmp_path: Path) -> None:
 
 
 @two_cores
-def test_a_peer_that_fails_or_hangs_is_a_line(near: None) -> None:
+def test_failing_or_hanging_competitor_is_reported(near: None) -> None:
     def shell(script: str) -> peers.Peer:
         return peers.Peer("0", lambda flags, ranks: [["sh", "-c", script]] * ranks)
 
@@ -191,7 +191,7 @@ def test_a_peer_that_fails_or_hangs_is_a_line(near: None) -> None:
     assert run.failure == "took too long: no word"
 
 
-def test_a_row_has_the_state_that_its_rank_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_state_is_that_of_rank_or_else_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else that of the whole run."""
     monkeypatch.setattr(runs, "probe", lambda program, cpus: 50.0)
     whole, own = '{"row": 1}', '{"row": 2, "before_ns": 200, "after_ns": 220}'
@@ -201,7 +201,7 @@ def test_a_row_has_the_state_that_its_rank_saw(monkeypatch: pytest.MonkeyPatch) 
     assert [(row["row"], row["state"]) for row in run.rows] == [(1, "near"), (2, "far")]
 
 
-def test_peers_that_cannot_be_had_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_competitor_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> peers.Peer:
         raise fetch.Unavailable("it is on the moon")
 
@@ -213,7 +213,7 @@ def test_peers_that_cannot_be_had_are_lines(monkeypatch: pytest.MonkeyPatch) -> 
     assert said.getvalue() == "vLLM is left out: it is on the moon\n"
 
 
-def test_folders_are_made_once_and_whole(tmp_path: Path) -> None:
+def test_folder_is_made_once_and_only_when_complete(tmp_path: Path) -> None:
     made: list[str] = []
 
     def make(text: str) -> Path:
@@ -233,7 +233,7 @@ def test_folders_are_made_once_and_whole(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_tool_that_is_not_there_or_fails_says_so() -> None:
+def test_missing_or_failing_tool_is_reported() -> None:
     with pytest.raises(fetch.Unavailable, match="^trying: .*no-such-tool"):
         fetch.run_tool(["no-such-tool"], "trying")
     with pytest.raises(fetch.Unavailable, match="^trying failed: E: gone$"):
@@ -258,11 +258,11 @@ def test_a_tool_that_is_not_there_or_fails_says_so() -> None:
         (1000, 200, "mixed"),
     ],
 )
-def test_states(before: float, after: float, state: str) -> None:
+def test_state_follows_latency_before_and_after(before: float, after: float, state: str) -> None:
     assert states.state_between(before, after) == state
 
 
-def test_ranks_get_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_separate_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     # Cpus 0 and 1 are threads of one core, and so on.
     monkeypatch.setattr(states, "core_count", lambda cpus: len({cpu // 2 for cpu in cpus}))
     assert states.cpus_of_ranks({5, 0, 1, 2, 3, 4}, 3) == [0, 2, 4]
@@ -276,7 +276,7 @@ def run_of(peer: str, state: str, median: float, **more: Any) -> runs.Run:
     return runs.Run(peer, "all_reduce", 2, "float32", [row], **more)
 
 
-def test_a_row_is_the_median_of_the_runs_of_its_state() -> None:
+def test_row_is_median_of_runs_in_same_state() -> None:
     found = rows_of(
         [
             *(run_of("a", "near", time) for time in (3, 1, 2)),
@@ -297,7 +297,7 @@ def row(peer: str, size: int, time: float, ranks: int = 2) -> Row:
     return Row(peer, "all_reduce", "float32", size, ranks, "tight", "near", time, time, 1, 0)
 
 
-def test_the_best_peer_is_none_of_ours() -> None:
+def test_best_competitor_is_not_dscomm() -> None:
     rows = [row("dscomm", 8, 0.5), row("dscomm direct", 8, 0.1), row("a", 8, 1), row("b", 8, 2),
             row("dscomm", 64, 4), row("a", 64, 9), row("b", 64, 2),
             row("a", 512, 1), row("dscomm", 4096, 1)]  # fmt: skip
@@ -316,7 +316,7 @@ def test_the_best_peer_is_none_of_ours() -> None:
 
 
 @two_cores
-def test_another_checkout_is_measured_beside_this_one(
+def test_before_flag_also_measures_given_checkout(
     near: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--peers", "dscomm", "gloo", "--sizes", "8", "--dtypes", "float32", "--rounds", "1"]
@@ -330,7 +330,7 @@ def test_another_checkout_is_measured_beside_this_one(
     assert "dscomm: now/before " in capsys.readouterr().out
 
 
-def test_pairs_that_are_slower_in_every_run_are_beyond_their_scatter() -> None:
+def test_pair_is_slower_only_if_runs_do_not_overlap() -> None:
     def of_runs(peer: str, *times: float) -> list[runs.Run]:
         return [run_of(peer, "near", time) for time in times]
 
@@ -351,7 +351,7 @@ def test_more_than_two_ranks_have_no_bound() -> None:
     assert (line.medians, line.bound_us, line.of_bound) == ({"dscomm": 1.0}, None, None)
 
 
-def test_tables_show_every_peer_and_the_mean() -> None:
+def test_tables_show_every_competitor_and_the_mean() -> None:
     lines = tables.lines_of([row("b", 1 << 20, 1234.5), row("dscomm", 1 << 20, 100)], *KIND, 2)
     said = io.StringIO()
     tables.show(Console(file=said, width=200), lines, "all_reduce")
@@ -369,7 +369,7 @@ def test_tables_show_every_peer_and_the_mean() -> None:
     [(8, 0.047, 0.186), (4096, 0.129, 0.447), (1 << 20, 21.1, 67.4), (4 << 20, 84.3, 268.9),
      (16 << 20, 1316, 746), (256 << 20, 21054, 11930)],
 )  # fmt: skip
-def test_the_bound(size: int, near_us: float, far_us: float) -> None:
+def test_bound_of_all_reduce_follows_size_and_state(size: int, near_us: float, far_us: float) -> None:
     assert bound.bound_us("all_reduce", size, "near", 2) == pytest.approx(near_us, rel=0.01)
     assert bound.bound_us("all_reduce", size, "far", 2) == pytest.approx(far_us, rel=0.01)
     assert bound.bound_us("all_reduce", size, "same core", 2) is None

@@ -69,7 +69,7 @@ std::string v4(uint32_t number) {
   return inet_ntop(AF_INET, &address, text, sizeof text);
 }
 
-TEST(AddressFilter, PacketsOfOtherAddressesAreDropped) {
+TEST(AddressFilter, PacketsFromUnlistedAddressesAreDropped) {
   const std::vector<std::string> v4_ones = {"10.0.0.7", "10.0.0.9", "192.168.1.1"};
   const std::vector<std::string> v6_ones = {"fd00::1", "fd00::2", "fd00:0:0:1::1", "2001:db8::7"};
   std::vector<std::string> all = v4_ones;
@@ -84,12 +84,12 @@ TEST(AddressFilter, PacketsOfOtherAddressesAreDropped) {
     EXPECT_FALSE(keeps(for_v6, header_from(address))) << address;
 }
 
-TEST(AddressFilter, AllPacketsAreDroppedWithoutAnAddressOfTheFamily) {
+TEST(AddressFilter, PacketsOfFamilyWithoutListedAddressAreDropped) {
   EXPECT_FALSE(keeps(address_filter(AF_INET6, {"10.0.0.7"}), header_from("fd00::1")));
   EXPECT_FALSE(keeps(address_filter(AF_INET, {}), header_from("10.0.0.7")));
 }
 
-TEST(AddressFilter, EachOfManyAddressesIsKept) {
+TEST(AddressFilter, PacketsFromEachOfManyListedAddressesAreKept) {
   std::mt19937 random(1);
   for (size_t count : {1, 2, 3, 10, 100, 700}) {
     std::set<uint32_t> members;

@@ -60,7 +60,7 @@ TEST(BoundedStore, CallsAreForwarded) {
   EXPECT_EQ(store.get("none", Deadline::after(milliseconds(5))).status().code(), Code::kTimeout);
 }
 
-TEST(BoundedStore, CallsDuringALongGetReturn) {
+TEST(BoundedStore, BlockedGetDoesNotBlockOtherCalls) {
   BoundedStore store(std::make_shared<MemoryStore>(), Deadline::after(seconds(60)));
   std::thread waiting(
       [&] { EXPECT_EQ(store.get("late", Deadline::after(seconds(60))).value(), "there"); });
@@ -69,7 +69,7 @@ TEST(BoundedStore, CallsDuringALongGetReturn) {
   waiting.join();
 }
 
-TEST(BoundedStore, CallsOfAStoppedStoreTimeOut) {
+TEST(BoundedStore, CallsToStoppedStoreTimeOut) {
   auto behind = std::make_shared<StoppableStore>();
   behind->is_stopped = true;
   std::atomic<bool>& is_stopped = behind->is_stopped;
@@ -103,7 +103,7 @@ TEST(BoundedStore, GetTimeoutAfterStoreDeadlineLeavesStoreUsable) {
   EXPECT_TRUE(store.set("key", "value").ok());  // one timeout does not mark the store as lost
 }
 
-TEST(BoundedStore, SetAfterTheDeadlineSucceeds) {
+TEST(BoundedStore, SetAfterStoreDeadlineSucceeds) {
   auto behind = std::make_shared<MemoryStore>();
   BoundedStore store(behind, Deadline::after(milliseconds(1)));
   std::this_thread::sleep_for(milliseconds(50));

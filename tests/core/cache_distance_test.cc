@@ -43,7 +43,7 @@ TEST(CacheDistance, LoadsAfterMigrationChangeTheState) {
   }
 }
 
-TEST(CacheDistance, MajorityOfMembersDecides) {
+TEST(CacheDistance, FarRequiresMajorityOfMembers) {
   CacheDistance distance(4);
   add(distance, 1, 120);
   add(distance, 2, 25);

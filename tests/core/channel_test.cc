@@ -135,7 +135,7 @@ TEST_F(ChannelTest, UnreadPiecesAreNotOverwritten) {
   }
 }
 
-TEST_F(ChannelTest, CellWithoutRoomForPiecesHoldsOnePage) {
+TEST_F(ChannelTest, CellOfOnePageChannelHoldsOnePage) {
   ASSERT_TRUE(out_->open(kPageBytes, 1 << 20).ok());
   EXPECT_EQ(out_->cell_bytes(1 << 20), kPageBytes);
   EXPECT_EQ(out_->cell_bytes(8), kCellDataBytes);

@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Domains, Division,
                                            DomainList{{0, 1}, {2, 3, 4}, {5}}));
 
 // A rank that has its Teams has published everything that the others need.
-TEST(DomainTeams, FormationWithRankThatEndsEarlySucceeds) {
+TEST(DomainTeams, FormationSucceedsIfFinishedRankDies) {
   for (int round = 0; round < 20; ++round) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -154,7 +154,7 @@ TEST(DomainTeams, DeathInAnotherDomainEndsWaitForLateRank) {
 }
 
 // Rank 0 reads the cause from the Team of the whole host.
-TEST(DomainTeams, AbortByRankThatLeftAnotherDomainReportsItsCause) {
+TEST(DomainTeams, AbortCauseOfDepartedRankReachesOtherDomain) {
   std::latch left(4), failed(1);
   auto registry = std::make_shared<Registry>();
   MemoryStore store;

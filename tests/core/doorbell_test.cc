@@ -13,7 +13,7 @@ struct Bell {
   std::unique_ptr<Doorbell> doorbell = Doorbell::create(&token).value();
 };
 
-TEST(Doorbell, RingWakesSleeperUntilCleared) {
+TEST(Doorbell, RingEndsEverySleepUntilCleared) {
   Bell sleeper, ringer;
   ringer.doorbell->ring(sleeper.token);
   sleeper.doorbell->sleep(-1);  // would never return

@@ -75,7 +75,7 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
 }
 
 // The default group knows the ranks of this host, so a later group's first rank speaks for all.
-TEST(Engine, LaterGroupOnOneHostUsesStoreOnlyFromFirstRank) {
+TEST(Engine, OnlyFirstRankWritesToStoreInLaterGroupOfOneHost) {
   MemoryStore store;
   run_world(4, [&](InProcessHost&, std::shared_ptr<Context> context, int rank) {
     const auto group_of = [&](const std::vector<int>& ranks, const std::string& name) {
@@ -107,7 +107,7 @@ TEST(Engine, LaterGroupOnOneHostUsesStoreOnlyFromFirstRank) {
 }
 
 // Rank 2 believes that it is in a group that ranks 0 and 1 form without it.
-TEST(Engine, GroupFormedWithoutThisRankIsMismatchAtOnce) {
+TEST(Engine, RankLeftOutOfFormedGroupGetsMismatchAtOnce) {
   MemoryStore store;
   std::barrier together(3);
   const int64_t began_ns = monotonic_ns();
@@ -202,7 +202,7 @@ TEST(Engine, CallbackMayStartAnotherCall) {
   });
 }
 
-TEST(Engine, WaitWithLimitTimesOutAndOperationContinues) {
+TEST(Engine, OperationContinuesAfterTimedOutWait) {
   std::atomic<bool> go{false};
   run_world(2, [&](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
@@ -248,7 +248,7 @@ TEST(Engine, AbortFailsQueuedAndLaterCalls) {
 }
 
 // Calls that were queued when the group ended report its cause as their own.
-TEST(Engine, CallAfterGroupEndSaysEndedEarlier) {
+TEST(Engine, CallAfterGroupEndReportsEarlierCause) {
   std::atomic<bool> all_queued{false};
   run_world(2, [&all_queued](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
@@ -476,7 +476,7 @@ TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
 }
 
 // Fails twice, then works: a rank that cannot begin still counts as having tried.
-TEST(Engine, DecliningRankFailsOthersWithItsCause) {
+TEST(Engine, DeclineCauseReachesAllOtherRanks) {
   std::barrier told(3);
   run_world(3, [&told](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int round = 0; round < 2; ++round) {

@@ -156,11 +156,11 @@ TEST_F(FarPeerTest, ReceiveFromNearPeerPollsFarPeerInSomePasses) {
 }
 
 // Also in a group that has another endpoint for the same peer.
-TEST_F(FarPeerTest, ReceiveFromFarPeerPollsItInEveryPass) {
+TEST_F(FarPeerTest, ReceiveFromFarPeerPollsThatPeerInEveryPass) {
   EXPECT_GE(questions_of_receive_in_second_group(true), kSpins);
 }
 
-TEST_F(FarPeerTest, ReceiveAfterBrokenChannelWithUnreadDataSleeps) {
+TEST_F(FarPeerTest, ReceiveSleepsDespiteUnreadDataOfBrokenChannel) {
   const auto group = make_group(1, true);
   peer_.failure = Status(Code::kInternal, "broken");
   EXPECT_EQ(receive(group, kTag, 60 * kWait).code(), Code::kInternal);

@@ -108,7 +108,7 @@ void compare(SimulatedNetwork& network, int rank, bool always = false) {
   network.run(kNever);
 }
 
-TEST(Flooding, CompareCallsOfSameCallsEndsNothing) {
+TEST(Flooding, CompareCallsWithSameCallsEndsNoTeam) {
   SimulatedNetwork network(3, 2, kHopUs, kHandleUs);
   for (uint64_t number = 1; number <= 40; ++number)
     for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(1, number));
@@ -117,7 +117,7 @@ TEST(Flooding, CompareCallsOfSameCallsEndsNothing) {
     EXPECT_TRUE(network.node(rank).ended(kTeam).ok());
 }
 
-TEST(Flooding, CompareCallsOfDifferentCallsReportsFirstToAll) {
+TEST(Flooding, CompareCallsReportsFirstDifferenceToAllRanks) {
   SimulatedNetwork network(3, 2, kHopUs, kHandleUs);
   for (uint64_t number = 1; number <= 20; ++number)
     for (int rank = 0; rank < network.size(); ++rank)
@@ -136,7 +136,7 @@ TEST(Flooding, CompareCallsOfDifferentCallsReportsFirstToAll) {
   }
 }
 
-TEST(Flooding, CompareCallsOfRankBehindEndsTeamOnceItDiffers) {
+TEST(Flooding, CompareCallsEndsTeamOnceRankBehindMakesDifferentCall) {
   for (const bool is_first_call : {true, false}) {
     SimulatedNetwork network(2, 4, kHopUs, kHandleUs);
     for (int rank = 0; rank < network.size() && !is_first_call; ++rank)
@@ -153,7 +153,7 @@ TEST(Flooding, CompareCallsOfRankBehindEndsTeamOnceItDiffers) {
   }
 }
 
-TEST(Flooding, CompareCallsOfRankThatHasLeftTheTeamEndsIt) {
+TEST(Flooding, CompareCallsFindsMismatchOfDepartedRank) {
   SimulatedNetwork network(2, 2, kHopUs, kHandleUs);
   for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(rank / 3, 1));
   network.node(3).forget(kTeam);
@@ -162,7 +162,7 @@ TEST(Flooding, CompareCallsOfRankThatHasLeftTheTeamEndsIt) {
 }
 
 // All ranks of a job may wait at the same time.
-TEST(Flooding, CompareCallsAfterAnotherRankAskedSendsNothing) {
+TEST(Flooding, CompareCallsAfterComparisonByOtherRankSendsNothing) {
   SimulatedNetwork network(4, 4, kHopUs, kHandleUs);
   for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(1, 1));
   compare(network, 5);

@@ -106,7 +106,7 @@ class SlowFirstReadStore final : public ForwardingStore {
   bool was_slow_ = false;
 };
 
-TEST_P(FormationOf, DeadlinePassedDuringStoreCallLeavesOthersOneSecond) {
+TEST_P(FormationOf, DeadlinePassedDuringStoreCallLeavesOneSecondForOtherRanks) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   SlowFirstReadStore slow(store, milliseconds(1600));
@@ -263,7 +263,7 @@ TEST_P(FormationOf, RestartedRankReplacesItsPredecessor) {
   }
 }
 
-TEST_P(FormationOf, WorldsOfChangingSizeShareAStore) {
+TEST_P(FormationOf, FormationSucceedsInStoreOfCrashedWorldOfOtherSize) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   for (int size : {3, 2, 3, 4, 2}) {
@@ -317,7 +317,7 @@ TEST_P(FormationOf, FailureOfAnEarlierAttemptIsIgnored) {
 }
 
 // Rank 1 is absent and rank 4 late; neither delays the failure of rank 3.
-TEST_P(FormationOf, FailureBeforeAllArriveReachesAll) {
+TEST_P(FormationOf, FailureBeforeAllRanksArriveReachesAllRanks) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(5, [&](int rank) {
@@ -373,7 +373,7 @@ class DyingStore final : public ForwardingStore {
 };
 
 // Three hosts: the second has the table and sees the death; the third only has the store.
-TEST_P(FormationOf, DeathOfRankZeroWhileItAnswersReachesAll) {
+TEST_P(FormationOf, DeathOfRankZeroDuringAnswersReachesAllRanks) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   DyingStore dying(store);
@@ -392,7 +392,7 @@ TEST_P(FormationOf, DeathOfRankZeroWhileItAnswersReachesAll) {
   });
 }
 
-TEST_P(FormationOf, MalformedEntryReportsAnotherVersion) {
+TEST_P(FormationOf, MalformedEntryIsReportedAsVersionMismatch) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   for (const std::string& rubbish :

@@ -21,7 +21,7 @@ std::optional<Status> ask(bool sending, int peer, std::vector<MemberLife> member
   return can_never_complete(sending, peer, 0, members, "receive: ", name, departure);
 }
 
-TEST(GoneMembers, MemberThatLeavesAndEndsDuringCheckHasNotDied) {
+TEST(GoneMembers, MemberThatLeavesAndExitsDuringCheckCountsAsLeft) {
   bool left = false, lives = true;
   const auto alive = [&] {
     const bool before = lives;
@@ -37,7 +37,7 @@ TEST(GoneMembers, MemberThatLeavesAndEndsDuringCheckHasNotDied) {
   }
 }
 
-TEST(GoneMembers, MemberThatEndsWithoutLeavingHasDied) {
+TEST(GoneMembers, MemberThatExitsWithoutLeavingCountsAsDied) {
   const MemberLife life = read_member_life([] { return false; }, [] { return false; });
   EXPECT_TRUE(life.died);
   EXPECT_FALSE(life.left);
@@ -78,7 +78,7 @@ TEST(GoneMembers, TextNamesMembersThatAreGone) {
   EXPECT_EQ(list_gone(0, std::vector<MemberLife>(3), name, departure), "");
 }
 
-TEST(GoneMembers, TextSaysHowAMemberWasEnded) {
+TEST(GoneMembers, ErrorTextSaysHowMemberEnded) {
   const std::vector<MemberLife> members{kLives, kLives, kLeft, kLeft, kLeft};
   EXPECT_EQ(ask(true, 2, members)->message(),
             "receive: rank 2 left the group before it received this; every send needs its receive");

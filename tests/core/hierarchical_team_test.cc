@@ -302,7 +302,7 @@ TEST(HierarchicalTeam, InvalidArgumentsFailWithoutEndingTheTeam) {
 }
 
 // Every rank fails by the deadline, whichever Team it waits in.
-TEST_P(Placements, MissingRankTimesOutOnAllRanks) {
+TEST_P(Placements, CallWithMissingRankTimesOutOnOtherRanks) {
   const int ranks = rank_count(GetParam().domains);
   for (int missing : {0, ranks - 1}) {
     over_threads(GetParam().domains)([missing](Team& team) {

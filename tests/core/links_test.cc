@@ -104,7 +104,7 @@ void expect_survives(const std::vector<int>& sizes, bool is_dealt = false) {
     expect_whole([&](int rank) { return members[static_cast<size_t>(rank)].host == host; });
 }
 
-TEST(Links, GraphWithoutAnyMemberOrHostStaysConnected) {
+TEST(Links, LossOfOneMemberOrHostKeepsGraphConnected) {
   for (int hosts : {1, 2, 3, 4, 5, 13, 14, 15, 40})
     for (int local : {1, 2, 3, 8})
       expect_survives(std::vector<int>(static_cast<size_t>(hosts), local));

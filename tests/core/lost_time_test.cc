@@ -97,7 +97,7 @@ TEST(LostTime, WaitWithOneDeadlineCopyReducesTimeLeftInOthers) {
 
 void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-TEST(TimeLeft, DeadlinePassedHalfASecondBeforeCheckLeavesOneSecondOnce) {
+TEST(TimeLeft, CheckHalfASecondAfterDeadlineLeavesOneSecondOnce) {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(10));
   TimeLeft time_left(deadline);
   sleep_ms(20 + LostTime::kLeastNs / 1'000'000);

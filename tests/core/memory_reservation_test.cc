@@ -56,7 +56,7 @@ class MemoryReservationTest : public ::testing::Test {
   std::string root_;
 };
 
-TEST_F(MemoryReservationTest, RequestBeyondLimitIsRefusedAndNamesTheLimit) {
+TEST_F(MemoryReservationTest, RefusalOfRequestBeyondLimitNamesTheLimit) {
   Result<MemoryReservation> refused = make(100 * kMiB);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kResource);
@@ -65,7 +65,7 @@ TEST_F(MemoryReservationTest, RequestBeyondLimitIsRefusedAndNamesTheLimit) {
   EXPECT_TRUE(make(80 * kMiB).ok());
 }
 
-TEST_F(MemoryReservationTest, ConcurrentReservationsDoNotShareMemory) {
+TEST_F(MemoryReservationTest, ReservationWaitsForMemoryReservedByOtherThread) {
   Result<MemoryReservation> first = make(50 * kMiB);
   ASSERT_TRUE(first.ok());
   std::atomic<bool> has_second{false};
@@ -169,7 +169,7 @@ TEST_F(MemoryReservationTest, StuckLockDelaysReservationBriefly) {
   close(holder);
 }
 
-TEST_F(MemoryReservationTest, ReservationThatDoesNotChangeIsIgnored) {
+TEST_F(MemoryReservationTest, StaleReservationIsIgnored) {
   Result<MemoryReservation> stopped = make(80 * kMiB);
   ASSERT_TRUE(stopped.ok());
   Result<MemoryReservation> other = make(80 * kMiB);
@@ -197,7 +197,7 @@ TEST_F(MemoryReservationTest, LimitsWithoutLockablePathAreStillEnforced) {
   EXPECT_TRUE(make(30 * kMiB).ok());
 }
 
-TEST(MemoryReservation, WorksOnThisMachine) {
+TEST(MemoryReservation, ReservationOnThisMachineSucceeds) {
   Result<MemoryReservation> reservation = MemoryReservation::make(kMiB);
   ASSERT_TRUE(reservation.ok()) << reservation.status().message();
   reservation.value().taken(kMiB);

@@ -87,7 +87,7 @@ TEST(MessageFaults, MessagesOfADeadRankSurviveInAGroupThatWasNeverUsed) {
   expect_last_messages_survive(0);
 }
 
-TEST(MessageFaults, MessagesOfADeadRankThatHaveArrivedAreReceivedOnce) {
+TEST(MessageFaults, ArrivedMessagesOfDeadRankAreReceivedOnce) {
   expect_last_messages_survive(0, 1);
 }
 
@@ -315,7 +315,7 @@ void be_stopped() {
   _exit(good ? 0 : 1);
 }
 
-TEST(MessageFaults, StoppedTimeIsNotChargedToDeadline) {
+TEST(MessageFaults, DeadlineExcludesTimeOfStoppedProcess) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {

@@ -63,7 +63,7 @@ TEST(Networks, DistinctNetworksLeaveOutSharedAddresses) {
   EXPECT_EQ(distinct_networks({on_host(0, {"10.0.0.1"}), on_host(1, {})}, 0), Texts{});
 }
 
-TEST(Networks, IPv6FollowsIPv4) {
+TEST(Networks, IPv6NetworksAreListedAfterIPv4) {
   const std::vector<TransportMember> members{
       on_host(0, {"fd77::1/64", "2001:db8:1::5/48", "10.0.0.1/24"}),
       on_host(1, {"fd77::2/64", "2001:db8:2::5/48", "10.0.0.2/24"}),
@@ -130,7 +130,7 @@ TEST(Networks, AddressOfPeerOnSameHostIsLoopback) {
             Texts{"127.0.0.1"});
 }
 
-TEST(Networks, NetworksAreSelectedByInterfaceOrNetwork) {
+TEST(Networks, NetworksAreSelectedByInterfaceNameOrSubnet) {
   const std::vector<Interface> interfaces{{"eth0", "10.0.0.1/24"},
                                           {"eth1", "10.1.0.1/24"},
                                           {"eth1", "10.1.9.1/24"},

@@ -241,7 +241,7 @@ TEST(PointToPoint, ManyRoundsLoseNoWakeUp) {
   });
 }
 
-TEST(PointToPoint, TagsMatchOutOfOrderAndMessagesOfATagInOrder) {
+TEST(PointToPoint, MessagesOfOneTagArriveInOrderIfTagsAreReceivedOutOfOrder) {
   World world(2);
   run_ranks(2, [&](int rank) {
     End end(world, rank);
@@ -322,7 +322,7 @@ TEST(PointToPoint, AnySourceReceivesTheEarliestArrival) {
   }
 }
 
-TEST(PointToPoint, NamedAndAnySourceMatchInPostingOrder) {
+TEST(PointToPoint, NamedSourceAndAnySourceReceivesMatchInPostingOrder) {
   World world(2);
   End zero(world, 0), one(world, 1);
   for (bool any_first : {true, false}) {
@@ -497,7 +497,7 @@ TEST(PointToPoint, WorkerFinishesOperationsWithoutWaiters) {
 }
 
 // Both messages arrive in one poll; the first one's callback waits for the second one.
-TEST(PointToPoint, CallbackMayWaitForAnotherOperationOfItsBatch) {
+TEST(PointToPoint, CallbackMayWaitForOtherOperationOfSameBatch) {
   World world(2);
   End zero(world, 0), one(world, 1);
   int64_t first = 0, second = 0, eight = 8, nine = 9;
@@ -515,7 +515,7 @@ TEST(PointToPoint, CallbackMayWaitForAnotherOperationOfItsBatch) {
   EXPECT_EQ(first + second, 17);
 }
 
-TEST(PointToPoint, WaitWithLimitTimesOutAndOperationContinues) {
+TEST(PointToPoint, OperationContinuesAfterTimedOutWait) {
   World world(2);
   End zero(world, 0), one(world, 1);
   int64_t number = 0, seven = 7;
@@ -711,7 +711,7 @@ TEST(PointToPoint, SendToDyingPeerFails) {
   expect_failure(send->wait(), Code::kPeerDied, {"send of uint8[1048576]", "rank 1"});
 }
 
-TEST(PointToPoint, PeerThatLeftFailsOnlyOperationsThatNeedIt) {
+TEST(PointToPoint, DepartureOfPeerFailsOnlyOperationsThatNeedPeer) {
   World world(3, with_slices());
   End zero(world, 0), one(world, 1), two(world, 2);
   int64_t number = 21, read = 0;
@@ -743,7 +743,7 @@ TEST(PointToPoint, PeerThatLeftFailsOnlyOperationsThatNeedIt) {
 }
 
 // A rank leaves and ends between two checks of it.
-TEST(PointToPoint, RankThatLeavesAndEndsDuringCheckHasLeft) {
+TEST(PointToPoint, RankThatLeavesAndExitsDuringCheckCountsAsLeft) {
   World world(2, with_slices());
   End zero(world, 0);
   std::atomic<bool> gone{false};
@@ -816,7 +816,7 @@ TEST(PointToPoint, ClosedGroupWakesWaitingThreads) {
   for (std::thread& thread : waiting) thread.join();
 }
 
-TEST(PointToPoint, SendAbortedByCloseEndsItsStartedReceive) {
+TEST(PointToPoint, CloseDuringSendHasSameOutcomeOnBothRanks) {
   Settings settings = with_slices();
   settings.channel_bytes = 4096;
   World world(2, settings);

@@ -21,7 +21,7 @@ OperationInfo send_of(int number) {
   return info;
 }
 
-TEST(Recorder, OverwrittenOperationDoesNotChangeLaterOne) {
+TEST(Recorder, UpdateOfOverwrittenOperationDoesNotChangeNewerOperation) {
   Recorder recorder(1);
   const uint64_t first = recorder.queued(send_of(1));
   const uint64_t second = recorder.queued(send_of(2));

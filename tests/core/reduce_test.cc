@@ -498,7 +498,7 @@ TEST(Reduce, KernelsReadAndWriteEveryHalf) {
 
 // The reference computes each operation in double and rounds to float, which is exact for sums,
 // products and quotients of ordinary floats. It has no vectors and cannot be fused.
-TEST(Reduce, FloatingArithmeticIsRoundedAtEveryStepAndInOrder) {
+TEST(Reduce, FloatsAreReducedInSourceOrderAndRoundedAtEveryStep) {
   constexpr size_t kCount = 257;
   constexpr int kSources = 5;
   constexpr double kFactor = 0.7;

@@ -73,7 +73,7 @@ TEST(Settings, PortsOfRanksOfOneHostDoNotOverlap) {
   EXPECT_EQ(second.last, 20009);
 }
 
-TEST(Settings, PortsOfRankInShortRangeAreTheWholeRange) {
+TEST(Settings, PortRangeTooShortToDivideIsGivenToEveryRank) {
   const PortRange all{20000, 20006};
   EXPECT_EQ(ports_of_rank(all, 1, 2).first, 20000);
   EXPECT_EQ(ports_of_rank(all, 1, 2).last, 20006);
@@ -84,7 +84,7 @@ TEST(Settings, VariablesOfOtherProgramsAreIgnored) {
   EXPECT_EQ(error_of({{"DSCOMMON", "1"}, {"MY_DSCOMM_YIELD", "1"}, {"dscomm_debug", "x"}}), "");
 }
 
-TEST(Settings, ValuesAreChecked) {
+TEST(Settings, InvalidValuesAreRefused) {
   EXPECT_EQ(error_of({{"DSCOMM_YIELD_US", "soon"}}),
             "DSCOMM_YIELD_US=soon: expected a whole number from 0 to 1000000");
   for (const char* value : {"-1", "1000001", "5 ", "0x5", "99999999999999999999"})

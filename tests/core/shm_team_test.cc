@@ -284,7 +284,7 @@ TEST(ShmTeam, DeathNamesTheRankOnAllRanks) {
 }
 
 // Rank 1, for which rank 0 waits first, is late: it may be waiting in another group.
-TEST(ShmTeam, DeathEndsWaitForAnotherRank) {
+TEST(ShmTeam, DeathOfOneRankEndsWaitForOtherRank) {
   constexpr size_t kCount = 40'000;  // floats, more than the staging holds
   using Call = std::function<Status(Team&, std::vector<float>&)>;
   const auto blocks = [](std::vector<float>& data) {
@@ -378,7 +378,7 @@ TEST(ShmTeam, DataOfRankThatLeftIsReadable) {
 }
 
 // A rank leaves before its process ends; both may happen between two checks of a waiting member.
-TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
+TEST(ShmTeam, RankThatLeavesAndExitsIsNeverReportedDead) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::atomic<int> over{0};
@@ -886,7 +886,7 @@ TEST(StagingMemory, DeathEndsTheWaitForMemory) {
 }
 
 // No memory will be returned, so waiting would not help.
-TEST(StagingMemory, ArenaFullOfPermanentMemoryFailsAtOnce) {
+TEST(StagingMemory, CallFailsAtOnceInArenaFullOfPermanentMemory) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(2, [&](int rank) {
@@ -999,7 +999,7 @@ TEST(Arena, MemoryOfCallQueuedBehindTicketIsNotExpectedBack) {
   EXPECT_TRUE(arena->may_lend_later(ticket));
 }
 
-TEST(StagingMemory, ArenaFilledByTheSameCallFailsAtOnce) {
+TEST(StagingMemory, CallFailsAtOnceInArenaFilledByTheSameCall) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   RankParty process(registry, tight_settings());  // of both ranks

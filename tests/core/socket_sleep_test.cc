@@ -59,7 +59,7 @@ TEST_F(SocketSleepTest, SleepWithIdleSocketLastsUntilLimit) {
   EXPECT_GE(monotonic_ns() - began_ns, kShortNs);
 }
 
-TEST_F(SocketSleepTest, SleepWithArrivingDataEnds) {
+TEST_F(SocketSleepTest, SleepEndsIfDataArrives) {
   take_first_report();
   std::thread sender([&] {
     usleep(10'000);
@@ -69,13 +69,13 @@ TEST_F(SocketSleepTest, SleepWithArrivingDataEnds) {
   sender.join();
 }
 
-TEST_F(SocketSleepTest, SleepWithUnreadDataEndsEveryTime) {
+TEST_F(SocketSleepTest, RepeatedSleepsEndIfDataIsUnread) {
   take_first_report();
   EXPECT_EQ(write(far_.get(), "x", 1), 1);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(sleep_.sleep(kLongNs));
 }
 
-TEST_F(SocketSleepTest, SleepWithSocketLeftUnreadLastsUntilLimitInTheEnd) {
+TEST_F(SocketSleepTest, SleepEventuallyLastsUntilLimitIfSocketIsLeftUnread) {
   constexpr int64_t kSleepNs = 50'000'000;
   take_first_report();
   EXPECT_EQ(write(far_.get(), "x", 1), 1);
@@ -96,7 +96,7 @@ TEST_F(SocketSleepTest, SleepEndsIfOtherDescriptorHasData) {
   EXPECT_TRUE(sleep_.sleep(kLongNs, other.near.get()));
 }
 
-TEST_F(SocketSleepTest, SleepWithNewRoomEndsInEveryThread) {
+TEST_F(SocketSleepTest, SleepEndsInEveryThreadOnceSocketHasRoom) {
   list_.add(near_.get());
   fill();
   // Each sleeper has its own descriptors, which see the full socket.
@@ -111,7 +111,7 @@ TEST_F(SocketSleepTest, SleepWithNewRoomEndsInEveryThread) {
   for (std::thread& sleeper : sleepers) sleeper.join();
 }
 
-TEST_F(SocketSleepTest, SleepWithLaterSocketEnds) {
+TEST_F(SocketSleepTest, SleepEndsIfSocketAddedLaterHasData) {
   take_first_report();
   const testing::SocketPair second;
   EXPECT_EQ(write(second.far.get(), "x", 1), 1);

@@ -123,7 +123,7 @@ TEST(StoreExchange, FirstFailureWins) {
 }
 
 // A death reported while rank 0 decides fails the step on all ranks or on none.
-TEST(StoreExchange, DeathDuringDecisionHasOneOutcome) {
+TEST(StoreExchange, DeathDuringDecisionHasSameOutcomeOnAllRanks) {
   for (int round = 0; round < 200; ++round) {
     MemoryStore store;
     std::atomic<bool> is_dead{false};
@@ -192,7 +192,7 @@ TEST(StoreExchange, TimeoutNamesMissingRankZero) {
   });
 }
 
-TEST(StoreExchange, CallOffEndsTheStepOnAllRanks) {
+TEST(StoreExchange, RestartAllEndsTheStepOnAllRanks) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     const Deadline deadline = Deadline::after(seconds(60));

@@ -63,7 +63,7 @@ std::string table_of(size_t bytes) {
   return table;
 }
 
-TEST(TableRelay, TreeHasEachListeningLeaderOnce) {
+TEST(TableRelay, RelayTreeContainsEachListeningLeaderOnce) {
   for (size_t leaders : {1, 2, 9, 10, 11, 73, 1000})
     for (size_t absent : {size_t{0}, size_t{1}, size_t{5}, leaders}) {
       std::vector<std::string> addresses;
@@ -193,7 +193,7 @@ TEST(TableRelay, FetchWithMalformedAddressFails) {
   for (int number : {0, kRelayChildren + 1, -1}) expect_malformed(where, number);
 }
 
-TEST(TableRelay, LateChildDelaysNoOther) {
+TEST(TableRelay, LateChildDelaysNoOtherChild) {
   TcpRelay parent = relay_of(0), second = relay_of(2);
   const std::string where = parent.listen().value();
   std::thread passes([&] {
@@ -207,7 +207,7 @@ TEST(TableRelay, LateChildDelaysNoOther) {
   passes.join();
 }
 
-TEST(TableRelay, WaitsEndAtLimitOrWithReason) {
+TEST(TableRelay, WaitsEndAtDeadlineOrWithGiveUpReason) {
   TcpRelay parent = relay_of(0), child = relay_of(1);
   const std::string where = parent.listen().value();
   parent.pass_on(at_root(), kMeeting, "table", kNoReason, Deadline::after(milliseconds(50)));
@@ -220,7 +220,7 @@ TEST(TableRelay, WaitsEndAtLimitOrWithReason) {
 }
 
 // A rank that speaks for itself, on the host of its parent.
-TEST(TableRelay, FetchFromParentOnSameHost) {
+TEST(TableRelay, FetchFromParentOnSameHostSucceeds) {
   TcpRelay parent = relay_of(0), child = relay_of(0);
   const std::string where = parent.listen().value();
   std::thread passes(

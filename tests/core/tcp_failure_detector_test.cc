@@ -215,7 +215,7 @@ TEST_P(TcpFailureDetectorOfSize, LeaveNoticeSaysHowTheProcessEnded) {
       });
 }
 
-TEST_P(TcpFailureDetectorOfSize, OthersContinueAfterMemberZeroLeft) {
+TEST_P(TcpFailureDetectorOfSize, OtherMembersContinueAfterMemberZeroLeft) {
   const int size = GetParam();
   run_members(size, [&](DetectorPtr& detector, int rank) {
     if (rank == 0) {
@@ -889,7 +889,7 @@ TEST(TcpFailureDetectorProcesses, DeathsReachSurvivorsAfterRelaysDied) {
   for (int rank : {1, 3, 5}) processes.expect_good_end(rank);
 }
 
-TEST(TcpFailureDetectorProcesses, DeathsReachOthersWhileFirstMemberIsStopped) {
+TEST(TcpFailureDetectorProcesses, DeathReachesOtherMembersWhileMemberZeroIsStopped) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
     DetectorPtr detector = join(rank, 4, store);
@@ -982,7 +982,7 @@ TEST(TcpFailureDetectorProcesses, ForkedChildKeepsNoConnection) {
 
 // More notices than the kernel buffers for a stopped member: the others are not delayed, and it
 // gets all notices when it continues.
-TEST(TcpFailureDetectorProcesses, StoppedMemberDoesNotDelayOthers) {
+TEST(TcpFailureDetectorProcesses, StoppedMemberDoesNotDelayOtherMembers) {
   constexpr uint64_t kTeams = 8000;
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
@@ -1010,7 +1010,7 @@ TEST(TcpFailureDetectorProcesses, StoppedMemberDoesNotDelayOthers) {
 }
 
 // A leaving member waits for a stopped one no longer than the limit.
-TEST(TcpFailureDetectorProcesses, LeaveWithStoppedMemberIsBounded) {
+TEST(TcpFailureDetectorProcesses, LeaveTimeWithStoppedMemberIsBounded) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {
     DetectorPtr detector = join(rank, 3, store);

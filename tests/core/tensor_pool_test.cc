@@ -65,7 +65,7 @@ TEST(TensorPool, FindReturnsOffsetsOfPoolAddressesOnly) {
   EXPECT_FALSE(pool->find(&elsewhere, sizeof elsewhere).has_value());
 }
 
-TEST(TensorPool, TakesTheSmallestBlockThatFits) {
+TEST(TensorPool, AllocateTakesTheSmallestBlockThatFits) {
   std::shared_ptr<TensorPool> pool = make_pool();
   std::vector<std::byte*> blocks, walls;
   for (size_t pages : {8, 3, 5}) {
@@ -200,7 +200,7 @@ TEST(TensorPool, ForkedChildReadsItsBlocksAndCannotChangeThePool) {
 }
 
 // One process has a pool; the other one reads it, including blocks allocated after they met.
-TEST(TensorPool, PeerReadsWhatTheOwnerWrites) {
+TEST(TensorPool, PeerReadsDataWrittenByOwner) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
   struct Place {

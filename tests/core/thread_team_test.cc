@@ -39,7 +39,7 @@ TEST(ThreadTeam, TimeoutNamesTheMissingRank) {
 }
 
 // A Team that rounds after each of two levels gives other results than one that rounds once.
-TEST(TeamReference, DoubleRoundingIsDetected) {
+TEST(TeamReference, ReferenceValuesRevealDoubleRounding) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     Reduction sum{dtype, ReduceOp::kSum};
     bool differs = false;

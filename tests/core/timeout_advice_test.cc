@@ -15,13 +15,13 @@ TEST(TimeoutAdvice, OneSlowRankIsNamed) {
     EXPECT_EQ(timeout_advice(awaited), std::string("; if rank 12 is") + kRaise);
 }
 
-TEST(TimeoutAdvice, SeveralSlowRanksOrNoneAreNotNamed) {
+TEST(TimeoutAdvice, AdviceForSeveralSlowRanksOrNoneNamesNoRank) {
   EXPECT_EQ(timeout_advice(""), std::string("; if these ranks are") + kRaise);
   EXPECT_EQ(timeout_advice("rank 1 (pid 5 on host a); rank 2 (pid 6 on host a)"),
             std::string("; if these ranks are") + kRaise);
 }
 
-TEST(TimeoutAdvice, StoppedProcessesAreContinued) {
+TEST(TimeoutAdvice, AdviceForStoppedProcessesGivesContinueCommand) {
   const std::string stopped = "rank 1 (global rank 9, pid 5 on host a), which is stopped (state T)";
   EXPECT_EQ(timeout_advice(stopped), "; continue the stopped process: kill -CONT 5 on host a");
   EXPECT_EQ(timeout_advice("rank 0 (pid 4 on host a), which is sleeping (state S); " + stopped +

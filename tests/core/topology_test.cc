@@ -39,7 +39,7 @@ class Scratch {
   std::string path_;
 };
 
-TEST(Topology, SyntheticDescriptionGivesItsCounts) {
+TEST(Topology, SyntheticDescriptionGivesObjectCounts) {
   auto topology = load_or_fail("pack:2 [numa] l3:2 core:4 pu:2");
   EXPECT_EQ(topology->package_count(), 2);
   EXPECT_EQ(topology->numa_count(), 2);
@@ -69,14 +69,14 @@ TEST(Topology, BindingsAreFoundOnASyntheticMachine) {
   EXPECT_EQ(topology->binding_of("nonsense"), (CpuBinding{-1, -1}));
 }
 
-TEST(Topology, MachineWithoutL3ReportsNone) {
+TEST(Topology, MachineWithoutL3ReportsNoL3) {
   auto topology = load_or_fail("[numa] core:4 pu:1");
   EXPECT_EQ(topology->l3_count(), 0);
   EXPECT_EQ(topology->binding_of("1"), (CpuBinding{0, -1}));
 }
 
 // Two packages of one core, each with ordinary and fast memory, and far memory without a core.
-TEST(Topology, XmlFileIsReadAndOnlyNodesWithSeparateCpusCount) {
+TEST(Topology, OnlyNumaNodesWithSeparateCpusOfXmlFileAreCounted) {
   Scratch scratch;
   scratch.write("/machine.xml", R"(<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">
@@ -202,18 +202,18 @@ TEST(CgroupQuota, Version1QuotaOfPartialMountIsFound) {
   EXPECT_DOUBLE_EQ(cgroup_cpu_quota(scratch.path()), 0.5);
 }
 
-TEST(CgroupQuota, NoVisibleCgroupIsNoQuota) {
+TEST(CgroupQuota, ProcessWithoutVisibleCgroupHasNoQuota) {
   Scratch scratch;
   EXPECT_TRUE(std::isinf(cgroup_cpu_quota(scratch.path())));
 }
 
-TEST(Domains, AutoWithTwoDomainsOfTwoRanksSplits) {
+TEST(Domains, AutoSplitsIfTwoDomainsHaveTwoRanks) {
   std::vector<CpuBinding> bindings{{0, 0}, {0, 0}, {1, 1}, {1, 1}};
   EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 1}, {2, 3}}));
   EXPECT_EQ(make_domains(bindings, "flat").ranks, (Lists{{0, 1, 2, 3}}));
 }
 
-TEST(Domains, OrderIsByLowestRankNotByIndex) {
+TEST(Domains, DomainsAreOrderedByLowestRankNotByIndex) {
   std::vector<CpuBinding> bindings{{7, 0}, {2, 0}, {7, 0}, {2, 0}, {5, 0}};
   EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 2}, {1, 3}, {4}}));
 }
@@ -226,7 +226,7 @@ TEST(Domains, AutoPrefersNumaToL3) {
   EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
 }
 
-TEST(Domains, AutoWithFewerThanTwoFullDomainsStaysFlat) {
+TEST(Domains, AutoStaysFlatWithFewerThanTwoDomainsOfTwoRanks) {
   EXPECT_EQ(make_domains(std::vector<CpuBinding>{{0, 0}, {1, 1}}, "auto").ranks, (Lists{{0, 1}}));
   std::vector<CpuBinding> one_and_two{{0, 0}, {1, 1}, {1, 1}};
   EXPECT_EQ(make_domains(one_and_two, "auto").ranks, (Lists{{0, 1, 2}}));
@@ -234,13 +234,13 @@ TEST(Domains, AutoWithFewerThanTwoFullDomainsStaysFlat) {
   EXPECT_EQ(make_domains(std::vector<CpuBinding>{{0, 0}}, "auto").ranks, (Lists{{0}}));
 }
 
-TEST(Domains, ExplicitSettingSplitsWithOneDomainOfTwoRanks) {
+TEST(Domains, ExplicitSettingSplitsIfOneDomainHasTwoRanks) {
   std::vector<CpuBinding> bindings{{0, 0}, {1, 1}, {1, 1}};
   EXPECT_EQ(make_domains(bindings, "numa").ranks, (Lists{{0}, {1, 2}}));
   EXPECT_EQ(make_domains(std::vector<CpuBinding>{{0, 0}, {1, 1}}, "numa").ranks, (Lists{{0, 1}}));
 }
 
-TEST(Domains, UnboundRankKeepsOneDomainAndIsNamed) {
+TEST(Domains, UnboundRankPreventsSplitAndIsNamed) {
   std::vector<CpuBinding> bindings{{0, 0}, {0, 0}, {1, -1}, {1, 1}};
   EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 1}, {2, 3}}));  // by NUMA node
   Domains by_l3 = make_domains(bindings, "l3");

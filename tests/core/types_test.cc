@@ -64,7 +64,7 @@ TEST(Types, EveryDTypeExceptBoolHasOneKind) {
   }
 }
 
-TEST(Types, UnknownValuesHaveOnlyAName) {
+TEST(Types, UnknownDTypesAndOperatorsHaveOnlyAName) {
   for (int value = kDTypeCount; value < 256; ++value) {
     const DType dtype = dtype_of(value);
     EXPECT_EQ(dtype_name(dtype), "unknown(" + std::to_string(value) + ")");
@@ -139,7 +139,7 @@ TEST(Types, RefusalNamesTheRemedy) {
             "PREMUL_SUM of bool has no meaning; use SUM and multiply, or a floating dtype");
 }
 
-TEST(Types, UnknownValuesAreRefused) {
+TEST(Types, UnknownDTypesAndOperatorsAreRefused) {
   const Status dtype = check_reduction({dtype_of(77), ReduceOp::kSum});
   EXPECT_EQ(dtype.code(), Code::kUnsupported);
   EXPECT_EQ(dtype.message().find("SUM of unknown(77) is not supported: dscomm reduces"), 0u);

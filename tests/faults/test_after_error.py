@@ -104,7 +104,7 @@ def _overlapping(world: World) -> dict[str, str]:
     return texts
 
 
-def test_call_queued_before_the_end_of_the_group_keeps_the_plain_error() -> None:
+def test_call_queued_before_end_of_group_raises_the_first_error() -> None:
     with Job(2, _overlapping) as job:
         job.wait_for("queued", [0])
         job.tell("go", [1])
@@ -255,7 +255,7 @@ def _aborts_once_done(world: World, tries: int, composed: bool) -> list[str]:
 
 @needs_abort
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
-def test_abort_keeps_completed_calls(composed: bool) -> None:
+def test_call_completed_by_aborting_rank_completes_on_all_ranks(composed: bool) -> None:
     """A call that has completed on the aborting rank completes on all ranks."""
     with Job(RANKS, _aborts_once_done, 30, composed) as job:
         assert job.results() == [[]] * RANKS
@@ -288,7 +288,7 @@ def _calls_after_an_abort(world: World, asynchronous: bool, composed: bool) -> l
 @needs_abort
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
-def test_call_after_an_abort_gets_published_data(asynchronous: bool, composed: bool) -> None:
+def test_late_broadcast_gets_data_that_root_sent_before_abort(asynchronous: bool, composed: bool) -> None:
     with Job(RANKS, _calls_after_an_abort, asynchronous, composed) as job:
         for number in range(6):
             job.wait_for(f"aborted {number}", [0])

@@ -155,7 +155,7 @@ def _becomes_another_program(world: World, waits_in: str) -> None:
 
 
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
-def test_exec_is_a_death(waits_in: str) -> None:
+def test_exec_is_reported_as_death(waits_in: str) -> None:
     """The process continues as another program, without any of dscomm's resources."""
     with Job(3, _becomes_another_program, waits_in) as job:
         at_s = job.wait_for("leaving", [2])[0].at_s

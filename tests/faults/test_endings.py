@@ -281,7 +281,7 @@ def test_end_without_destroy_is_reported_to_peers(
         ("any-raises", r"no other rank is left .*: {} was ended by an unhandled ValueError$"),
     ],
 )
-def test_message_says_how_the_peer_ended(
+def test_failed_send_or_recv_says_how_the_peer_ended(
     endings: dict[tuple[str, int], tuple[int, int]], how: str, said: str
 ) -> None:
     text = _told(how, 0)

@@ -235,7 +235,7 @@ def test_rank_of_another_user_is_refused() -> None:
         assert "it runs as another user" in text, texts
 
 
-def test_deaths_in_one_job_do_not_affect_another() -> None:
+def test_deaths_in_one_job_do_not_affect_other_jobs() -> None:
     """Concurrent jobs with the same group names: deaths in one do not affect the other."""
     with Job(2, _waits) as first, Job(RANKS, _works_forever) as second, Job(2, _waits) as third:
         for job, word in ((first, "ready"), (second, "working"), (third, "ready")):

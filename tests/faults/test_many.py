@@ -260,7 +260,7 @@ def _outruns_a_reader(world: World, count: int, calls: int, elements: int, is_as
     dist.destroy_process_group()
 
 
-def test_small_calls_before_a_late_reader_use_little_memory() -> None:
+def test_small_calls_that_outrun_a_reader_use_little_memory() -> None:
     """Four broadcasts of 1 KiB in each of 40 groups, all before the reader's first call."""
     with Job(2, _outruns_a_reader, 40, 4, 256, False) as job:
         job.wait_for("called", [0])
@@ -272,7 +272,7 @@ def test_small_calls_before_a_late_reader_use_little_memory() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_large_calls_before_a_late_reader_wait_for_it(is_async: bool) -> None:
+def test_large_calls_that_outrun_a_reader_wait_for_it(is_async: bool) -> None:
     """The data exceeds the arena: the sender waits, and continues when the reader does."""
     with Job(2, _outruns_a_reader, 40, 3, 400_000, is_async) as job:
         job.wait_for("ready", [1])

@@ -49,7 +49,7 @@ MOUNTS = {
 
 @needs_root
 @pytest.mark.parametrize("what", MOUNTS)
-def test_small_or_read_only_dev_shm_is_not_needed(what: str) -> None:
+def test_group_works_with_small_or_read_only_dev_shm(what: str) -> None:
     finished = subprocess.run(
         [
             "unshare",
@@ -197,7 +197,7 @@ def _results_at_once(cgroup: Path, function: Callable[[World, str], str]) -> lis
 
 
 @needs_root
-def test_concurrent_pool_tensors_beyond_the_limit_fall_back(cgroup: Path) -> None:
+def test_concurrent_pool_tensors_beyond_the_limit_become_ordinary(cgroup: Path) -> None:
     """Two of four fit: no rank is killed, and no more than two use the pool."""
     kinds = _results_at_once(cgroup, _take_at_once)
     assert sorted(kinds) == ["ordinary", "ordinary", "pool", "pool"], kinds
@@ -271,7 +271,7 @@ def _init_under_limit(world: World, which: int, value: int) -> str:
 
 
 @pytest.mark.parametrize("what", LIMITS)
-def test_memory_ulimit_works_or_raises_its_name(what: str) -> None:
+def test_group_under_low_memory_ulimit_works_or_names_it(what: str) -> None:
     """Works, or raises an error that names the limit; never a signal."""
     which, value = LIMITS[what]
     with Job(2, _init_under_limit, which, value) as job:
@@ -366,7 +366,7 @@ def _text_of(call: Callable[[], Any]) -> str:
     return ""
 
 
-def test_queue_without_a_thread_raises_on_every_rank() -> None:
+def test_call_queue_that_cannot_start_thread_raises_on_every_rank() -> None:
     """The group ends on every rank and names the limit; no call that cannot run is waited for."""
     with Job(2, _queue_without_threads) as job:
         job.wait_for("queued", ranks=[0])
@@ -405,7 +405,7 @@ def _one_descriptor_more(world: World) -> list[str]:
 
 
 @pytest.mark.timeout(200)
-def test_descriptor_ulimit_works_or_raises_on_every_rank() -> None:
+def test_group_under_low_descriptor_ulimit_works_or_raises_on_every_rank() -> None:
     with Job(2, _one_descriptor_more, limit_s=150) as job:
         answers = job.results()
     print(answers)

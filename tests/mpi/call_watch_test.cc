@@ -53,9 +53,9 @@ void expect_left(int (*call)()) {
 
 TEST(CallWatch, SleepingCallIsInterrupted) { expect_left(&sleep_for_ever); }
 TEST(CallWatch, LoopingCallIsInterrupted) { expect_left(&turn_for_ever); }
-TEST(CallWatch, CallLoopingThroughLibcIsInterruptedOutsideIt) { expect_left(&print_for_ever); }
+TEST(CallWatch, CallLoopingThroughLibcIsInterruptedOutsideLibc) { expect_left(&print_for_ever); }
 // Nearly always inside the system call, so it is left in the C library, after kPatientTicks.
-TEST(CallWatch, CallThatNearlyAlwaysWritesIsInterruptedBeforeThreeSeconds) {
+TEST(CallWatch, CallSpendingNearlyAllTimeInWriteIsInterruptedWithinThreeSeconds) {
   const auto begin = std::chrono::steady_clock::now();
   expect_left(&write_for_ever);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(3000));

@@ -362,7 +362,7 @@ std::vector<std::byte> random_values(DType dtype, ReduceOp op, int rank, size_t 
 class SameBits : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(MpiTeam, SameBits, ::testing::Values(MpiTeamOptions().few_ranks, 0));
 
-TEST_P(SameBits, OnEveryRank) {
+TEST_P(SameBits, AllReduceGivesSameBitsOnEveryRank) {
   MpiTeamOptions team_options;
   team_options.few_ranks = GetParam();
   std::unique_ptr<MpiTeam> team = Job::get().make_team(team_options);
@@ -684,7 +684,7 @@ TEST(MpiTeam, LeaveDuringBarrierNamesTheRank) {
   });
 }
 
-TEST(MpiTeam, BarrierAfterUnhandledExceptionElsewhereNamesIt) {
+TEST(MpiTeam, BarrierNamesUnhandledExceptionOfOtherRank) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int victim = team.size() - 1;
@@ -830,7 +830,7 @@ TEST(MpiTeam, GatherToDepartedRootNamesTheRoot) {
 }
 
 // The same along a chain, whose first rank does not wait for the others.
-TEST(MpiTeam, BroadcastToRankThatLeftNamesIt) {
+TEST(MpiTeam, BroadcastToDepartedRankNamesTheRank) {
   for (size_t count : {kChainOfFewPieces, size_t{3'000'000}})
     on_every_rank(mpi_team())([count](Team& team) {
       Job& job = Job::get();
@@ -852,7 +852,7 @@ TEST(MpiTeam, BroadcastToRankThatLeftNamesIt) {
 }
 
 // The last rank is known to be gone: its predecessor reports it at once, or at a short timeout.
-TEST(MpiTeam, BroadcastAfterLastRankLeftNamesIt) {
+TEST(MpiTeam, BroadcastToDepartedLastRankNamesTheRank) {
   for (int timeout_ms : {60'000, 1000})
     on_every_rank(mpi_team())([timeout_ms](Team& team) {
       Job& job = Job::get();
@@ -875,7 +875,7 @@ TEST(MpiTeam, BroadcastAfterLastRankLeftNamesIt) {
 }
 
 // The first rank does its part and leaves; the third comes long afterwards.
-TEST(MpiTeam, BroadcastWithLateRankAfterRootLeftCompletes) {
+TEST(MpiTeam, BroadcastToLateRankCompletesAfterRootLeft) {
   if (Job::get().size() < 3) return;  // the second is the last one
   on_every_rank(mpi_team())([](Team& team) {
     std::vector<float> data(kChainOfFewPieces, team.rank() == 0 ? 1.5f : 0.0f);
@@ -889,7 +889,7 @@ TEST(MpiTeam, BroadcastWithLateRankAfterRootLeftCompletes) {
 }
 
 // A sender that left before it made the call is awaited for some seconds.
-TEST(MpiTeam, GatherWithoutSenderThatLeftNamesIt) {
+TEST(MpiTeam, GatherNamesSenderThatLeftWithoutSending) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const auto n = static_cast<size_t>(team.size());
@@ -914,7 +914,7 @@ TEST(MpiTeam, GatherWithoutSenderThatLeftNamesIt) {
 }
 
 // One rank sends a message and the other expects several, and vice versa.
-TEST(MpiTeam, BlocksOfAnotherLengthThanExpectedAreRefused) {
+TEST(MpiTeam, BlocksOfUnexpectedLengthAreRefused) {
   for (const auto& [sent, expected] : {std::pair<size_t, size_t>{5, 100'000}, {100'000, 5}})
     on_every_rank(mpi_team())([sent, expected](Team& team) {
       const auto n = static_cast<size_t>(team.size());
@@ -956,7 +956,7 @@ Status exchange_numbers(Team& team, const std::function<Status()>* meanwhile) {
   return status;
 }
 
-TEST(MpiTeam, AllToAllOfBusyRankSendsItsBlocksFirst) {
+TEST(MpiTeam, AllToAllSendsBlocksBeforeFirstMeanwhileCallback) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const std::function<Status()> wait_for_others = [&] {
@@ -970,7 +970,7 @@ TEST(MpiTeam, AllToAllOfBusyRankSendsItsBlocksFirst) {
   });
 }
 
-TEST(MpiTeam, AllToAllWithFailureMeanwhileEndsTeam) {
+TEST(MpiTeam, AllToAllEndsTeamIfMeanwhileCallbackFails) {
   on_every_rank(mpi_team())([](Team& team) {
     const std::function<Status()> fail = [] { return make_status(Code::kAborted, "enough"); };
     const bool fails = team.rank() == 0;
@@ -982,7 +982,7 @@ TEST(MpiTeam, AllToAllWithFailureMeanwhileEndsTeam) {
 }
 
 // The root finishes before the others and leaves.
-TEST(MpiTeam, LeaveAfterOwnPartDoesNotDisturbOthers) {
+TEST(MpiTeam, LeaveOfFinishedRootDoesNotFailBroadcastOnOtherRanks) {
   for (int attempt = 0; attempt < 20; ++attempt) {
     on_every_rank(mpi_team(exact(4096)))([](Team& team) {
       std::vector<float> data(30'000, team.rank() == 0 ? 1.5f : 0.0f);
@@ -1176,7 +1176,7 @@ TEST(HierarchicalTeamOverMpi, MismatchedCallsFailOnAllRanks) {
     check_disagreements(Job::get().size(), on_every_rank(hierarchy(domains, size_t{1} << 20)));
 }
 
-TEST(HierarchicalTeamOverMpi, MissingRankTimesOutOnAllRanks) {
+TEST(HierarchicalTeamOverMpi, CallWithMissingRankTimesOutOnOtherRanks) {
   for (const Domains& domains : domains_of(Job::get().size())) {
     for (int missing : {0, Job::get().size() - 1}) {
       on_every_rank(hierarchy(domains, size_t{1} << 20))([missing](Team& team) {

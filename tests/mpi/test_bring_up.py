@@ -181,7 +181,7 @@ def test_mpi_starts_on_every_placement_of_ranks(make_job: Callable[[str], Job], 
     job.nothing_left()
 
 
-def test_hosts_with_equal_or_unusual_names_start(make_job: Callable[[str], Job]) -> None:
+def test_mpi_starts_on_hosts_with_equal_or_unusual_names(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1,2")
     job.start_all(name="node_01,a b")
     assert job.codes() == [0, 0, 0], job.report()
@@ -485,7 +485,7 @@ def test_pmix_server_with_stuck_libpmix_is_named_by_all(make_job: Callable[[str]
     job.nothing_left()
 
 
-def test_pmix_server_continued_in_time_does_no_harm(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_resumed_before_the_timeout_raises_nothing(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1,1")
     stopped = helper_in_mpi_init(job, 0)
     os.kill(stopped, signal.SIGSTOP)

@@ -66,7 +66,7 @@ def test_every_algorithm_gives_the_same_bits_on_all_ranks(algorithm: str) -> Non
 
 
 @pytest.mark.parametrize("test", ["DeathWithNoticeEndsWait", "DeathWithoutNoticeEndsAtDeadline"])
-def test_death_of_a_rank_ends_the_others_calls(test: str) -> None:
+def test_death_of_a_rank_ends_calls_of_survivors(test: str) -> None:
     """The last of three ranks is killed; mpirun leaves the others alone."""
     _, output = run(
         3,

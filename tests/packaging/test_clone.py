@@ -72,7 +72,7 @@ def assert_two_ranks_print_one(output: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_lines_of_the_readme_work_in_a_clone(newcomer: Environment, source_tree: Path) -> None:
+def test_commands_of_the_readme_work_in_a_clone(newcomer: Environment, source_tree: Path) -> None:
     for line in lines_with("pip "):
         if ".whl" not in line:  # test_wheel.py has this one
             shell(newcomer, line, source_tree)

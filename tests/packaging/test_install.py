@@ -186,7 +186,7 @@ def test_build_without_mpi_headers_is_complete(source_tree: Path, tmp_path: Path
     assert "libopenmpi-dev" in result.stderr
 
 
-def test_pybind11_of_torch_comes_before_any_other(source_tree: Path, tmp_path: Path) -> None:
+def test_pybind11_of_torch_is_searched_first(source_tree: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     result = configure(source_tree, tmp_path / "build", f"-DCMAKE_CXX_FLAGS=-isystem {other}")
     assert result.returncode == 0, result.stderr

@@ -168,7 +168,7 @@ def test_unknown_torch_names_the_supported_ones(installed: tuple[Environment, se
     assert re.search(expected, result.stderr), result.stderr
 
 
-def test_module_for_several_hosts_loads_the_mpi_of_this_host(
+def test_mpi_module_of_the_wheel_loads_mpi_of_this_host(
     installed: tuple[Environment, set[Path]],
 ) -> None:
     environment, _ = installed

@@ -62,7 +62,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_for_aarch64_has_the_files_of_the_other(wheel: Path) -> None:
+def test_wheel_for_aarch64_has_modules_and_libraries(wheel: Path) -> None:
     python = f"{sys.version_info.major}{sys.version_info.minor}"
     assert re.search(rf"-cp{python}-cp{python}-manylinux_2_35_aarch64\.whl$", wheel.name)
     assert wheel.stat().st_size < 15_000_000
@@ -73,7 +73,7 @@ def test_wheel_for_aarch64_has_the_files_of_the_other(wheel: Path) -> None:
     assert not any(name.startswith(("libtorch", "libc10", "libmpi", "libpmix")) for name in names)
 
 
-def test_files_for_aarch64_need_no_newer_system_than_the_tag(wheel: Path, tmp_path: Path) -> None:
+def test_aarch64_files_need_no_newer_system_than_manylinux_tag(wheel: Path, tmp_path: Path) -> None:
     files = files_of(wheel, tmp_path)
     assert len(files) >= 6
     for file in files:
@@ -89,7 +89,7 @@ def test_files_for_aarch64_need_no_newer_system_than_the_tag(wheel: Path, tmp_pa
                 assert tuple(map(int, version.split("."))) <= newest, f"{file}: {name}_{version}"
 
 
-def test_modules_for_several_hosts_load_under_qemu(wheel: Path, tmp_path: Path) -> None:
+def test_aarch64_mpi_module_loads_under_qemu(wheel: Path, tmp_path: Path) -> None:
     """With Debian's MPI and Python. The extension would need half a gigabyte of torch."""
     files_of(wheel, tmp_path)
     subprocess.run([str(ROOT / "tools" / "aarch64_sysroot"), PYTHON], check=True, timeout=600)

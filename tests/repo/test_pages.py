@@ -73,7 +73,7 @@ def test_bash_scripts_of_pages_parse(page: Path, script: str) -> None:
     assert result.returncode == 0, f"{script}\n{result.stderr}"
 
 
-def test_versions_of_the_deployment_page_are_those_of_the_setup() -> None:
+def test_versions_on_the_deployment_page_match_the_setup() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text()
     setup = (ROOT / "tools" / "setup").read_text()
     installed = dict(re.findall(r'_requirement="(\w+)==([\d.]+)"', setup))

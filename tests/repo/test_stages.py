@@ -150,7 +150,7 @@ def test_stages_report_failures_skips_and_slowest_tests(
     assert next(each.cpu_s for each in report.results if each.name == "passes") > 0
 
 
-def test_other_stages_have_lower_priority_than_timed_ones(
+def test_untimed_stages_have_lower_priority_than_timed_ones(
     stages: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where the scheduler takes a session for a group, in which alone niceness counts."""
@@ -232,7 +232,7 @@ def test_stage_for_aarch64_without_a_tool_is_skipped_and_names_the_package(
     assert run.log.read_text() == "needs these packages: apt-get install qemu-user-static\n"
 
 
-def test_tests_that_stages_leave_out_exist(stages: ModuleType) -> None:
+def test_names_left_out_by_stages_exist(stages: ModuleType) -> None:
     """A name that was left behind by a renaming would leave out nothing, without a word."""
     sources = "\n".join(file.read_text() for file in (ROOT / "tests" / "core").glob("*_test.cc"))
     names = [f"{a}.{b}" for a, b in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", sources, re.M)]

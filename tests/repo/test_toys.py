@@ -20,7 +20,7 @@ def name_of_toy(toy: Toy) -> str:
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=name_of_toy)
-def test_files_of_a_toy_are_those_that_contributing_lists(toy: Toy) -> None:
+def test_files_of_a_toy_match_list_in_contributing(toy: Toy) -> None:
     assert toy.differences() == []
 
 
@@ -33,7 +33,7 @@ def test_counts_of_files_in_contributing_are_true() -> None:
         assert len(LISTED.findall(listed)) == COUNTS[count.lower()], listed
 
 
-def test_toys_fit_the_sources_one_after_the_other(tmp_path: Path) -> None:
+def test_toys_apply_to_the_sources_in_turn(tmp_path: Path) -> None:
     """Each anchor occurs once, and no new file replaces one."""
     assert len(TOYS) > 0
     names = {edit[0] for toy in TOYS for edit in toy.edits}

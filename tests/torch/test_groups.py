@@ -68,7 +68,7 @@ def _loads_meanwhile_case(world: World) -> None:
     first.join()
 
 
-def test_thread_waits_for_another_that_loads_native_code() -> None:
+def test_thread_waits_while_another_thread_loads_native_code() -> None:
     run_fresh(1, _loads_meanwhile_case)
 
 
@@ -461,7 +461,7 @@ _ERRORS = {
 
 
 @needs_torch_2
-def test_get_error_after_each_end_of_a_group() -> None:
+def test_get_error_tells_how_a_group_ended() -> None:
     run_fresh(2, _errors_case)
 
 

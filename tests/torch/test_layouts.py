@@ -323,7 +323,7 @@ def _modes_case() -> None:
     assert strided_leaf.unique().tolist() == [1.0]
 
 
-def test_leaves_and_inference_tensors(ranks: RankSets) -> None:
+def test_collectives_accept_leaf_and_inference_tensors(ranks: RankSets) -> None:
     ranks(2).run(_modes_case)
 
 
@@ -342,7 +342,7 @@ def _gloo_bits_case() -> None:
     dist.destroy_process_group(group)
 
 
-def test_other_backends_still_see_materialised_views(ranks: RankSets) -> None:
+def test_gloo_still_sees_materialised_views(ranks: RankSets) -> None:
     ranks(2).run(_gloo_bits_case)
 
 

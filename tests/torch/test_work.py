@@ -49,7 +49,7 @@ def _wait_limit_case(world: World) -> None:
     assert tensor.tolist() == [2.0] * 3
 
 
-def test_wait_with_limit_raises_and_work_continues() -> None:
+def test_work_continues_after_wait_timeout() -> None:
     run_fresh(2, _wait_limit_case)
 
 

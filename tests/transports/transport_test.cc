@@ -216,7 +216,7 @@ TEST(Sockets, AbortReachesAllRanks) {
   });
 }
 
-TEST(Sockets, DeathOfAPeerFailsItsCallOnAllOtherRanks) {
+TEST(Sockets, DeathOfRankFailsBarrierOnAllOtherRanks) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {
     const auto transport = sockets_of(rank, 3, std::shared_ptr<Store>(&store, [](Store*) {}));
