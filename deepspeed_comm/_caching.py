@@ -89,7 +89,7 @@ class Plans:
         return f"op {plan.op} before, {op} now"
 
     def _has_gone(self, plan: Plan) -> bool:
-        """Whether its group has been destroyed; the program may still hold the object."""
+        """Whether the plan's group has been destroyed; the program may still hold the object."""
         group = plan.group()
         if group is None:
             return True
@@ -100,5 +100,5 @@ class Plans:
     def _ranks(self, group: Any) -> list[int] | None:
         try:
             return None if group is None else list(self._ranks_of(group))
-        except (ValueError, RuntimeError):  # torch does not know them
+        except (ValueError, RuntimeError):  # torch does not know the group
             return None

@@ -29,7 +29,7 @@ class Manager:
 
 
 def calling_manager() -> Manager | None:
-    """The manager that calls the backend now, or None if another function does."""
+    """The manager that calls the backend now, or None if the caller is not a manager."""
     # contextlib runs the generator in __enter__ of its context manager.
     frame = sys._getframe(1)
     entering = frame.f_back
@@ -41,7 +41,7 @@ def calling_manager() -> Manager | None:
 
 
 def _forget(calls: list[Any]) -> None:
-    """Drops the calls that a manager collected from torch's state."""
+    """Removes a manager's collected calls from torch's state."""
     import torch.distributed as dist
 
     state = dist.distributed_c10d._world.pg_coalesce_state

@@ -23,7 +23,7 @@ _compiler: Any = getattr(torch, "compiler", None)
 is_compiling: Callable[[], bool] = getattr(_compiler, "is_compiling", _never)
 is_dynamo: Callable[[], bool] = getattr(_compiler, "is_dynamo_compiling", is_compiling)
 
-# Part of torch's native code, so it needs no Dynamo. It is not in the documented API.
+# skip_code() is in torch's native code, so it needs no Dynamo. It is undocumented.
 _skip_code: Any = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None
 )

@@ -1,11 +1,11 @@
 """Direct calls: all-reduces, sends and receives that bypass torch.distributed's Python layers.
 
 A call of torch.distributed passes its Python checks, its logging and torch's dispatcher before the
-backend. The most frequent small calls go to the backend directly if that is dscomm.
+backend. The most frequent small calls go directly to the backend if the group uses dscomm.
 
 direct_all_reduce(tensor, op, group, async_op), with positional arguments only, is the native
-module's function once that is loaded. It returns NotImplemented, and the call then goes through
-torch's dispatcher with the same result, if
+module's function once the module is loaded. It returns NotImplemented, and the call then goes
+through torch's dispatcher with the same result, if
 - it does not know the op or the group; find_backend() registers them,
 - the tensor is not a plain CPU tensor,
 - a mode (TorchDispatchMode, TorchFunctionMode), a torch.func transform or a tracer is active on
@@ -81,7 +81,7 @@ def find_group_backend(group: Any) -> Any:
             return None
         try:
             backend = find(torch.device("cpu"))
-        except RuntimeError:  # the group has none for CPU tensors
+        except RuntimeError:  # the group has no backend for CPU tensors
             return None
         if not isinstance(backend, native.DscommBackend):
             return None
@@ -117,7 +117,7 @@ def _remember(native: Any, group: Any, backend: Any) -> None:
             if op is not ReduceOp.UNUSED:
                 native.remember_op(op, op.torch_op)
                 native.remember_op(op.torch_op, op.torch_op)
-        # A copy, because a thread of another rank may add to it.
+        # A copy, because a thread of another rank may add an op.
         for op, torch_op in list(foreign_ops.values()):
             native.remember_op(op, torch_op)
         direct_all_reduce = native.direct_all_reduce

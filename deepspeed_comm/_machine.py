@@ -47,7 +47,7 @@ def core_count(cpus: set[int]) -> int:
 
 
 def _siblings(cpu: int) -> str:
-    with contextlib.suppress(OSError):  # a container may hide it
+    with contextlib.suppress(OSError):  # a container may hide the file
         return (_CPUS / f"cpu{cpu}" / "topology/thread_siblings_list").read_text().strip()
     return ""
 

@@ -31,7 +31,7 @@ def _autoload() -> None:
     """Registers "dscomm" with torch. The entry point of the group torch.backends; never raises."""
     try:
         _register()
-    except Exception as error:  # would break `import torch` in every program
+    except Exception as error:  # an exception would break `import torch`
         try:
             warnings.warn(f"the backend dscomm could not be registered: {error!r}", stacklevel=2)
         except Exception:  # warnings may be errors
@@ -44,7 +44,7 @@ def _register() -> None:
     if not dist.is_available() or hasattr(dist.Backend, "DSCOMM"):
         return
     register_backend = dist.Backend.register_backend
-    # torch 1.13 has no such parameter; its backends serve all devices.
+    # torch 1.13 has no parameter `devices`; its backends serve all devices.
     takes_devices = "devices" in inspect.signature(register_backend).parameters
     # A list, because torch would iterate over the letters of "cpu".
     devices = {"devices": ["cpu"]} if takes_devices else {}
@@ -187,7 +187,7 @@ _EXAMINING = ("doctor", "info", "config")
 
 
 def only_examines() -> bool:
-    """Whether this process runs such a program, and must not import torch itself."""
+    """Whether this process runs a program of _EXAMINING, which must not import torch itself."""
     program = _program_of(sys.orig_argv[1:])
     if program[:2] == ["-m", "deepspeed_comm.doctor"]:
         return True
@@ -296,7 +296,7 @@ def _installed_packages() -> Iterator[str]:
 
 
 def _python_files(package: str) -> dict[str, bytes]:
-    """The contents of a package's Python files, by their path in it; without the native code's."""
+    """The contents of a package's Python files, by path in the package, without _native/."""
     from pathlib import Path
 
     root = Path(package)

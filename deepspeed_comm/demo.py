@@ -31,7 +31,7 @@ from deepspeed_comm._timing import all_reduce_times
 BACKENDS = ("dscomm", "gloo")
 BATCH = 64  # digits, of all ranks together
 HELD_OUT = 360  # of the 1797 digits, for the accuracy
-# The length of the flight record, more calls than the demo makes, unless the user sets it.
+# The flight record's length unless the user sets it; more calls than the demo makes.
 RECORDER_ENTRIES = 100_000
 
 

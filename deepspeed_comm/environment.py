@@ -176,7 +176,7 @@ def _free_port() -> int:
 
 
 def _values(place: str, *names: str, unless: str = "") -> list[str]:
-    """The values of variables that `place` should have set; that of `unless` instead, if it is."""
+    """The values of variables that `place` should set; if `unless` is set, its value for each."""
     if unless in os.environ:
         return [os.environ[unless] for _ in names]
     if missing := [name for name in names if name not in os.environ]:

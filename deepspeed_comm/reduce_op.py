@@ -38,7 +38,7 @@ for _op in ReduceOp:
 
 
 # Members of other packages' enums: (the member, torch's operator) by the member's id. Holding the
-# member keeps its id valid. Bounded for programs that make ever new enums.
+# member keeps its id valid. Bounded, as a program may keep making enums.
 MOST_FOREIGN_OPS = 64
 foreign_ops: dict[int, tuple[Any, Any]] = {}
 

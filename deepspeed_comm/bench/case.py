@@ -41,7 +41,7 @@ def reduced(first: int, count: int, op: str, world: int, seed: int) -> torch.Ten
 
 
 class Case:
-    """The collective of this rank. direct: by deepspeed_comm's direct calls, not torch's."""
+    """The collective of this rank. direct: use deepspeed_comm's direct calls, not torch's."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Case:
         self.input.fill_(0)
 
     def wrong_after_clear(self) -> int:
-        """The number of elements of this rank's output that are not 0 after a call with clear()."""
+        """The number of nonzero elements of this rank's output, for calls after clear()."""
         if not self.sources:
             return 0
         return sum(int((chunk.double() != 0).sum().item()) for chunk in self.output.split(CHUNK))
