@@ -270,9 +270,9 @@ def _use_installed_build(version: str) -> None:
             continue
         if _python_files(package) != _python_files(_PACKAGE):
             raise RuntimeError(
-                f"deepspeed_comm in {_PACKAGE} has no native code for torch {version}. The installed "
-                f"package {package} has it, but its Python files differ: run in another folder to "
-                f"use that, or build the native code with `{rebuild_command()}`."
+                f"deepspeed_comm in {_PACKAGE} has no native code for torch {version}. The "
+                f"installed package {package} has it, but its Python files differ: run in another "
+                f"folder to use that, or build the native code with `{rebuild_command()}`."
             )
         _native = native
         sys.modules["deepspeed_comm"].__path__.append(folder)

@@ -76,9 +76,7 @@ def test_attack_from_host_outside_the_job_is_dropped(make_hosts: Callable[[int],
 
 
 @pytest.mark.parametrize("uid", [NOBODY, pytest.param(0, marks=pytest.mark.drill)])
-def test_attack_from_same_host_delays_no_rank(
-    make_hosts: Callable[[int], Hosts], uid: int
-) -> None:
+def test_attack_from_same_host_delays_no_rank(make_hosts: Callable[[int], Hosts], uid: int) -> None:
     """Attacks by another user and by the same one, on loopback ports too."""
     hosts = make_hosts(2)
     with attack(hosts, 0, 0, uid) as attacker:

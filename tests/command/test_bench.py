@@ -490,7 +490,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
-def test_terminal_shows_lines_with_and_without_rich(has_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_lines_with_and_without_rich(
+    has_rich: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if has_rich:
         pytest.importorskip("rich", reason="rich is not installed: pip install rich")
     else:

@@ -263,7 +263,9 @@ def test_broken_native_code_is_a_problem(copy: Path) -> None:
         ("import time; time.sleep(1000)", "did not end in time"),
     ],
 )
-def test_torch_that_cannot_be_imported_is_a_problem(tmp_path: Path, torch_source: str, shown: str) -> None:
+def test_torch_that_cannot_be_imported_is_a_problem(
+    tmp_path: Path, torch_source: str, shown: str
+) -> None:
     (tmp_path / "torch.py").write_text(torch_source)
     path = in_front("PYTHONPATH", tmp_path)
     checks = read(doctor("--json", "--limit", "3", PYTHONPATH=path))
@@ -498,7 +500,9 @@ def test_forbidden_sockets_are_a_problem(bare: pytest.MonkeyPatch) -> None:
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "warning: PMI does not name rank 0's host"),
     ],
 )
-def test_mistaken_launcher_variables_are_reported(bare: pytest.MonkeyPatch, variables: dict[str, str], wrong: str) -> None:
+def test_mistaken_launcher_variables_are_reported(
+    bare: pytest.MonkeyPatch, variables: dict[str, str], wrong: str
+) -> None:
     for name, text in variables.items():
         bare.setenv(name, text)
     finding = look("launcher")
@@ -615,7 +619,9 @@ def test_folders_that_cannot_be_used_are_named(bare: pytest.MonkeyPatch, tmp_pat
 
 # Without MPI there is nothing to load; make setup builds with it.
 @pytest.mark.skipif(not HAS_MPI, reason="this build has no MPI")
-def test_broken_mpi_library_is_a_problem_only_across_hosts(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_broken_mpi_library_is_a_problem_only_across_hosts(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "libmpi.so.40").write_bytes(b"no shared library")
     bare.setenv("LD_LIBRARY_PATH", in_front("LD_LIBRARY_PATH", tmp_path))
     finding = look("MPI")

@@ -201,7 +201,9 @@ def test_row_state_is_that_of_rank_or_else_of_run(monkeypatch: pytest.MonkeyPatc
     assert [(row["row"], row["state"]) for row in run.rows] == [(1, "near"), (2, "far")]
 
 
-def test_unavailable_competitor_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_competitor_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing() -> peers.Peer:
         raise fetch.Unavailable("it is on the moon")
 
@@ -369,7 +371,9 @@ def test_tables_show_every_competitor_and_the_mean() -> None:
     [(8, 0.047, 0.186), (4096, 0.129, 0.447), (1 << 20, 21.1, 67.4), (4 << 20, 84.3, 268.9),
      (16 << 20, 1316, 746), (256 << 20, 21054, 11930)],
 )  # fmt: skip
-def test_bound_of_all_reduce_follows_size_and_state(size: int, near_us: float, far_us: float) -> None:
+def test_bound_of_all_reduce_follows_size_and_state(
+    size: int, near_us: float, far_us: float
+) -> None:
     assert bound.bound_us("all_reduce", size, "near", 2) == pytest.approx(near_us, rel=0.01)
     assert bound.bound_us("all_reduce", size, "far", 2) == pytest.approx(far_us, rel=0.01)
     assert bound.bound_us("all_reduce", size, "same core", 2) is None

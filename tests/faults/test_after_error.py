@@ -288,7 +288,9 @@ def _calls_after_an_abort(world: World, asynchronous: bool, composed: bool) -> l
 @needs_abort
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
-def test_late_broadcast_gets_data_that_root_sent_before_abort(asynchronous: bool, composed: bool) -> None:
+def test_late_broadcast_gets_data_that_root_sent_before_abort(
+    asynchronous: bool, composed: bool
+) -> None:
     with Job(RANKS, _calls_after_an_abort, asynchronous, composed) as job:
         for number in range(6):
             job.wait_for(f"aborted {number}", [0])

@@ -485,7 +485,9 @@ def test_pmix_server_with_stuck_libpmix_is_named_by_all(make_job: Callable[[str]
     job.nothing_left()
 
 
-def test_pmix_server_resumed_before_the_timeout_raises_nothing(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_resumed_before_the_timeout_raises_nothing(
+    make_job: Callable[[str], Job],
+) -> None:
     job = make_job("0,0,1,1")
     stopped = helper_in_mpi_init(job, 0)
     os.kill(stopped, signal.SIGSTOP)

@@ -444,8 +444,8 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
 }
 
 // Makes one outer call. While it moves some chunks, the ranks of each domain pack and reduce later
-// chunks. This rank has one ring for each domain, with the sums for the domain's rank of this rank's
-// local rank. Results go directly to `out`; widened results go through one more ring.
+// chunks. This rank has one ring for each domain, with the sums for the domain's rank of this
+// rank's local rank. Results go directly to `out`; widened results go through one more ring.
 Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out,
                                                        size_t chunk, const Levels& levels,
                                                        const CallOptions& sub_call) {
