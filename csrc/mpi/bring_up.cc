@@ -115,18 +115,14 @@ class BringUp {
     return silent.empty() ? "" : "; " + silent;
   }
 
-  Status garbled(int rank) const {
-    return Status(Code::kInternal, "what " + name(rank) +
-                                       " said is not understood; do all ranks run one build of "
-                                       "dscomm?");
-  }
+  Status malformed(int rank) const { return malformed_value("message from " + name(rank)); }
 
   // The values of all ranks, by rank.
   template <typename T>
   Result<std::vector<T>> unpack_all(const std::vector<std::string>& said) const {
     std::vector<T> values(said.size());
     for (size_t rank = 0; rank < values.size(); ++rank)
-      if (!unpack(said[rank], &values[rank])) return at_step(garbled(static_cast<int>(rank)));
+      if (!unpack(said[rank], &values[rank])) return at_step(malformed(static_cast<int>(rank)));
     return values;
   }
 
@@ -173,7 +169,7 @@ class BringUp {
         });
     if (!plan.ok()) return plan.status();
     if (!unpack(plan.value(), &context_.plan) || context_.plan.origin > MpiOrigin::kProgram)
-      return own(garbled(0));
+      return own(malformed(0));
     return {};
   }
 
@@ -246,7 +242,7 @@ class BringUp {
     if (!world.ok()) return world.status();
     AgreedWorld agreed;
     if (!unpack(world.value(), &agreed) || agreed.ranks.size() != request_.members.size())
-      return own(garbled(0));
+      return own(malformed(0));
     world_ranks_ = std::move(agreed.ranks);
     start().admit(agreed.token);
     if (agreed.token.empty() && plan().origin != MpiOrigin::kProgram)

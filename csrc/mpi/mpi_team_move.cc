@@ -1,7 +1,5 @@
 // Broadcast, all-gather and barrier of MpiTeam. They move bytes, whatever the dtype.
 
-#include <numeric>
-
 #include "mpi/mpi_team.h"
 
 namespace dscomm {
@@ -61,7 +59,7 @@ Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   splits_.sends.assign(ranks, count);
   splits_.expects.assign(out_counts.begin(), out_counts.end());
-  const size_t total = std::accumulate(out_counts.begin(), out_counts.end(), size_t{0});
+  const size_t total = total_count(out_counts);
   const size_t longest = std::ranges::max(out_counts);
   DSCOMM_RETURN_IF_ERROR(begin_splits(options));
   const size_t element_bytes = dtype_bytes(dtype);

@@ -18,7 +18,6 @@
 // messages are slow (see mpi_team.h). Between two ranks a swap saves an exchange's second hop.
 
 #include <complex>
-#include <numeric>
 
 #include "core/reduce/reduce.h"
 #include "mpi/mpi_reduce_op.h"
@@ -268,7 +267,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
 Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
                                    const Reduction& reduction, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  const size_t total = total_count(counts);
   const size_t longest = std::ranges::max(counts);
   DSCOMM_RETURN_IF_ERROR(begin(longest, options));
 
@@ -289,7 +288,7 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   if (!is_few() && all_is_there(chunks_, longest) && fits_header(total, reduction)) {
     note_algorithm("in the header");
     // Elements of lower ranks.
-    const size_t before = std::accumulate(counts.begin(), counts.begin() + rank_, size_t{0});
+    const size_t before = total_count(counts.first(rank_));
     const WireReduction wire = on_wire(reduction);
     std::byte* next = piggyback_to_be_reduced(wire.dtype(), wire.op(), total);
     for (size_t k = 0; k < ranks; ++k) {

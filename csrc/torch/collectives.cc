@@ -2,7 +2,6 @@
 //
 // Messages name an argument as torch.distributed's function does, since the user wrote that name.
 #include <algorithm>
-#include <numeric>
 #include <span>
 
 #include "core/team/call_record.h"
@@ -318,7 +317,7 @@ struct ReduceScatterBody {
   }
 
   DType dtype() const { return out.dtype(); }
-  size_t count() const { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
+  size_t count() const { return Team::total_count(counts); }
   std::span<Buffer> reads() { return ins; }
   std::span<Buffer> writes() { return {&out, 1}; }
   void collect_pointers() {
@@ -344,7 +343,7 @@ struct AllToAllBody {
   std::vector<size_t> in_counts, out_counts;
 
   DType dtype() const { return ins[0].dtype(); }
-  size_t count() const { return std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}); }
+  size_t count() const { return Team::total_count(in_counts); }
 
   Status operator()(Team& team, const CallOptions& options) const {
     load_all(ins);

@@ -15,12 +15,6 @@ Packer& Packer::text(std::string_view value) {
   return *this;
 }
 
-Packer& Packer::texts(const std::vector<std::string>& values) {
-  number(values.size());
-  for (const std::string& value : values) text(value);
-  return *this;
-}
-
 std::string_view Unpacker::take(uint64_t bytes) {
   good_ = good_ && bytes <= rest_.size();
   if (!good_) return {};
@@ -50,18 +44,16 @@ uint64_t Unpacker::count() {
   return good_ ? entries : 0;
 }
 
-std::vector<std::string> Unpacker::texts() {
-  std::vector<std::string> values(count());
-  for (std::string& value : values) value = text();
-  return values;
-}
-
 Unpacker& Unpacker::status(Status& value) {
   const uint64_t code = number();
   const std::string message = text();
   good_ = good_ && code <= static_cast<uint64_t>(Code::kInternal);
   value = good_ && code != 0 ? Status(static_cast<Code>(code), message) : Status();
   return *this;
+}
+
+Status malformed_value(std::string_view what) {
+  return make_status(Code::kInternal, "malformed {}; do all ranks run one build of dscomm?", what);
 }
 
 }  // namespace dscomm

@@ -22,7 +22,6 @@ class Packer {
   Packer& index(int value) { return number(static_cast<uint64_t>(value + 1)); }  // from -1
   Packer& real(double value) { return number(std::bit_cast<uint64_t>(value)); }
   Packer& text(std::string_view value);
-  Packer& texts(const std::vector<std::string>& values);
   Packer& status(const Status& value) {
     return number(static_cast<uint64_t>(value.code())).text(value.message());
   }
@@ -47,7 +46,6 @@ class Unpacker {
   explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
   uint64_t number();
   std::string text();
-  std::vector<std::string> texts();
   Unpacker& index(int& value) {
     value = static_cast<int>(number()) - 1;
     return *this;
@@ -139,5 +137,8 @@ Unpacker& Unpacker::fields(Values&... values) {
   (unpack_value(*this, &values), ...);
   return *this;
 }
+
+// An error: `what`, which another process sent, could not be decoded.
+Status malformed_value(std::string_view what);
 
 }  // namespace dscomm

@@ -290,9 +290,7 @@ class FormationRun {
     members_.assign(table.entries.size(), Member());
     for (size_t rank = 0; rank < members_.size(); ++rank)
       if (!unpack(table.entries[rank], &members_[rank]))
-        return Status(Code::kInternal, "what rank " + std::to_string(rank) +
-                                           " said of itself is not understood; do all ranks run "
-                                           "one build of dscomm?");
+        return malformed_value("entry of rank " + std::to_string(rank));
     const Member& first = members_.front();
     formation_.tuning = first.tuning;
     formation_.hierarchy = first.hierarchy;
@@ -439,8 +437,7 @@ class FormationRun {
     Unpacker unpacker(bytes);
     sum->lacks_pool |= unpacker.number();
     Status failure;
-    if (!unpacker.status(failure).whole())
-      return Status(Code::kInternal, "malformed report of a rank");
+    if (!unpacker.status(failure).whole()) return malformed_value("report of a rank");
     if (sum->failure.ok()) sum->failure = failure;
     return {};
   }

@@ -61,7 +61,7 @@ Status unpack_cause(const std::string& text) {
   Unpacker unpacker(text);
   Status cause;
   if (!unpacker.status(cause).whole() || cause.ok())
-    return Status(Code::kInternal, "a rank of this host failed, and why is not understood");
+    return malformed_value("failure of another rank of this host");
   return cause;
 }
 

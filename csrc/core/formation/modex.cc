@@ -133,7 +133,7 @@ std::string Modex::pack(const Entry& entry) {
     common_of.push_back(static_cast<size_t>(known - commons.begin()));
     if (known == commons.end()) commons.push_back(body.common);
   }
-  packer.texts(commons).number(entry.bodies.size());
+  packer.fields(commons).number(entry.bodies.size());
   size_t next = 0;
   for (const auto& [rank, body] : entry.bodies) packer.fields(rank, common_of[next++], body.own);
   return packer.text(entry.relay).take();
@@ -147,7 +147,8 @@ bool Modex::unpack(std::string_view bytes, Entry* entry) {
       .status(entry->cause)
       .fields(entry->awaited);
   entry->size = static_cast<int>(std::min<uint64_t>(size, std::numeric_limits<int>::max()));
-  const std::vector<std::string> commons = unpacker.texts();
+  std::vector<std::string> commons;
+  unpacker.fields(commons);
   for (uint64_t left = unpacker.count(); left > 0; --left) {
     const auto rank = static_cast<int>(unpacker.number());
     const uint64_t common = unpacker.number();
@@ -605,7 +606,7 @@ Result<bool> Modex::has_answer() {
   node_ = RelayNode();
   unpacker.fields(id_).status(cause).fields(node_.parent, node_.number, node_.depth,
                                             node_.children);
-  if (!unpacker.whole()) cause = Status(Code::kInternal, "what rank 0 said is not understood");
+  if (!unpacker.whole()) cause = malformed_value("message from rank 0");
   if (!cause.ok()) {
     static_cast<void>(remove_if_own());
     return cause;
@@ -672,7 +673,7 @@ Result<Modex::Table> Modex::take_table(const LocalMessage& message) {
   id_ = unpacker.number();
   table_bytes_ = unpacker.text();
   if (message.kind != LocalMessageKind::kTable || !unpacker.whole())
-    return Status(Code::kInternal, "what the leader of this host said is not understood");
+    return malformed_value("message from the leader of this host");
   return finish();
 }
 
@@ -687,7 +688,7 @@ Status Modex::check_closed() {
   int64_t time_ns = 0;
   Status cause;
   if (!unpacker.fields(time_ns).status(cause).whole())
-    cause = Status(Code::kInternal, "what rank 0 said is not understood");
+    cause = malformed_value("message from rank 0");
   int64_t limit_ns = 0;
   if (is_stale(time_ns))
     limit_ns = successor_limit_ns();
@@ -701,7 +702,7 @@ Status Modex::check_closed() {
 
 // Parses the table.
 Result<Modex::Table> Modex::finish() {
-  const Status malformed(Code::kInternal, "the member table is not understood");
+  const Status malformed = malformed_value("member table");
   Unpacker unpacker(table_bytes_);
   table_.clear();
   entry_owners_.clear();

@@ -95,7 +95,7 @@ Result<std::string> TcpRelay::listen() {
 
 Result<std::string> TcpRelay::fetch(const RelayNode& node, uint64_t meeting, size_t most_bytes,
                                     const GiveUpCheck& check, const Deadline& limit) {
-  const Status malformed(Code::kInternal, "malformed address of a parent");
+  const Status malformed = malformed_value("address of a parent");
   if (node.number < 1 || node.number > kRelayChildren) return malformed;
   TransportRequest request = request_of(node.number);
   TransportMember& parent = request.members.front();

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
@@ -37,11 +36,6 @@ struct InPlace {
   std::shared_ptr<TensorPool> pool;  // only tensors in this pool; null: none
   int64_t least_bytes = -1;  // only tensors of at least this size; -1: by the measured distance
 };
-
-// The number of elements of all these blocks.
-inline size_t total_count(std::span<const size_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), size_t{0});
-}
 
 class ShmTeam final : public Team {
  public:

@@ -178,8 +178,7 @@ Status StoreExchange::failure() {
   if (!found) return {};
   Unpacker unpacker(*found);
   Status status;
-  if (!unpacker.status(status).whole())
-    return Status(Code::kInternal, "malformed failure of another rank");
+  if (!unpacker.status(status).whole()) return malformed_value("failure of another rank");
   has_read_failure_ = true;
   is_restarted_ = status.ok();
   return is_restarted_ ? Status(Code::kAborted, "the exchange was called off") : status;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "core/team/chunk.h"
 #include "core/team/hierarchical_team.h"
@@ -93,7 +92,7 @@ Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, D
   if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
     return spread_overlapped(dtype, outs, counts, chunk, sub_call);
   note(Collective::kAllGather, "in steps", counts[rank_] * dtype_bytes(dtype));
-  const size_t total = std::reduce(counts.begin(), counts.end());
+  const size_t total = total_count(counts);
   if (total * dtype_bytes(dtype) <= options_.staging_bytes)
     return spread_packed(dtype, outs, counts, sub_call);
   DSCOMM_RETURN_IF_ERROR(gather_across(dtype, outs, counts, sub_call));
@@ -308,8 +307,7 @@ Status HierarchicalTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* ou
 Status HierarchicalTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs,
                                         Counts out_counts, DType dtype,
                                         const CallOptions& sub_call) {
-  note(Collective::kAllToAll, "in blocks",
-       std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * dtype_bytes(dtype));
+  note(Collective::kAllToAll, "in blocks", total_count(in_counts) * dtype_bytes(dtype));
   return exchange_blocks(
       sub_call,
       [&] {

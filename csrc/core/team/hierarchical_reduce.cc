@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
 
 #include "core/reduce/reduce.h"
 #include "core/team/chunk.h"
@@ -402,8 +401,7 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
       most >= (levels.is_widened ? kLeastChunksOfRings : 2) * chunk)
     return run_reduce_scatter_overlapped(ins, counts, out, ring_chunk(chunk, sum_bytes), levels,
                                          sub_call);
-  note(Collective::kReduceScatter, "in steps",
-       std::reduce(counts.begin(), counts.end()) * element_bytes);
+  note(Collective::kReduceScatter, "in steps", total_count(counts) * element_bytes);
   std::vector<const void*> regions(members().size());
   std::vector<size_t> region_counts(members().size());
   std::vector<const void*> across(domains_.size());
@@ -451,8 +449,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts
                                                        const CallOptions& sub_call) {
   const CallOptions later_call = later(sub_call, 2);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
-  note(Collective::kReduceScatter, "overlapped",
-       std::reduce(counts.begin(), counts.end()) * element_bytes);
+  note(Collective::kReduceScatter, "overlapped", total_count(counts) * element_bytes);
   const size_t ring = 2 * chunk, ring_bytes = ring * sum_bytes;
   const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
   const int me = index_;

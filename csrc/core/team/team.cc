@@ -1,8 +1,6 @@
 // The collectives of Team: argument checks and the record of the call, the same for all Teams.
 #include "core/team/team.h"
 
-#include <numeric>
-
 #include "core/team/call_record.h"
 
 namespace dscomm {
@@ -78,7 +76,7 @@ Status Team::reduce_scatter(Inputs ins, Counts counts, void* out, const Reductio
                             const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), size()));
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  const size_t total = total_count(counts);
   Call call{make_record(Collective::kReduceScatter, reduction, total, options), &options};
   call.record.digest = hash_counts(counts);
   DSCOMM_RETURN_IF_ERROR(begin_call(call));
@@ -115,7 +113,7 @@ Status Team::all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_c
   DSCOMM_RETURN_IF_ERROR(
       check_lists("all_to_all", outs.size(), out_counts, in_counts[rank()], rank(), size()));
   Call call{make_record(Collective::kAllToAll, dtype, 0, options), &options};
-  call.record.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
+  call.record.own_count = total_count(in_counts);
   DSCOMM_RETURN_IF_ERROR(begin_call(call));
   return end_call(run_all_to_all(ins, in_counts, outs, out_counts, dtype, *call.options));
 }

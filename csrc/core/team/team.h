@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -88,6 +89,11 @@ class Team {
   using Inputs = std::span<const void* const>;
   using Outputs = std::span<void* const>;
   using Counts = std::span<const size_t>;
+
+  // The number of elements of all these blocks.
+  static size_t total_count(Counts counts) {
+    return std::accumulate(counts.begin(), counts.end(), size_t{0});
+  }
 
   virtual ~Team() = default;
 

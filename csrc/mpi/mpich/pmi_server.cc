@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "core/base/packer.h"
 #include "core/base/thread.h"
 
 namespace dscomm {
@@ -69,10 +70,7 @@ std::optional<std::string> PmiServer::entered_barrier() {
 
 Status PmiServer::end_barrier(const std::vector<std::string>& said) {
   std::lock_guard lock(mutex_);
-  if (!session_.add_values(said))
-    return Status(Code::kInternal,
-                  "what ranks said of their MPI is not understood; do all ranks run one build of "
-                  "dscomm?");
+  if (!session_.add_values(said)) return malformed_value("values of MPI from another rank");
   leave_barrier();
   return {};
 }

@@ -103,11 +103,12 @@ class MpichStart final : public MpiStart {
     listeners_->restrict_new(context.plan.addresses);
     std::optional<std::string> put = server_->entered_barrier();
     if (!put) return {};
-    Result<std::string> all = context.exchange.agree(
-        "pmi" + std::to_string(barriers_++), *put,
-        [](const std::vector<std::string>& said) { return Packer().texts(said).take(); });
+    Result<std::string> all = context.exchange.agree("pmi" + std::to_string(barriers_++), *put,
+                                                     pack<std::vector<std::string>>);
     if (!all.ok()) return all.status();
-    return server_->end_barrier(Unpacker(all.value()).texts());
+    std::vector<std::string> said;
+    if (!unpack(all.value(), &said)) return malformed_value("message from rank 0");
+    return server_->end_barrier(said);
   }
 
   void has_started(const StartContext& context) override {

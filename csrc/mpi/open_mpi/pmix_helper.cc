@@ -21,6 +21,7 @@
 
 #include "core/base/format.h"
 #include "core/base/log.h"
+#include "core/base/packer.h"
 #include "core/base/process_state.h"
 #include "core/base/thread.h"
 #include "mpi/environment.h"
@@ -261,7 +262,7 @@ Status PmixHelper::State::take_messages() {
     }
     Fence fence;
     if (message->kind != PmixMessageKind::kFence || !unpack(message->text, &fence.asked))
-      status = Status(Code::kInternal, "dscomm-pmix said something that is not understood");
+      status = malformed_value("message from dscomm-pmix");
     if (status.ok()) status = begin(std::move(fence));
   }
   if (!status.ok() || open) return status;

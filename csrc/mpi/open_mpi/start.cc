@@ -56,11 +56,6 @@ std::vector<std::string> as_mpi_reads(const std::vector<std::string>& networks) 
   return ipv4.empty() ? interfaces_in(networks) : ipv4;
 }
 
-Status garbled(const std::string& name) {
-  return make_status(Code::kInternal,
-                     "what {} said is not understood; do all ranks run one build of dscomm?", name);
-}
-
 // One dscomm-pmix per host serves MPI_Init_thread.
 class OpenMpiStart final : public MpiStart {
  public:
@@ -99,9 +94,8 @@ class OpenMpiStart final : public MpiStart {
     if (!text.ok()) return text.status();
     context.exchange.remove(mine);
     Unpacker unpacker(text.value());
-    own_variables_ = unpacker.texts();
-    defaults_ = unpacker.texts();
-    return unpacker.whole() ? Status() : garbled(name);
+    unpacker.fields(own_variables_, defaults_);
+    return unpacker.whole() ? Status() : malformed_value("message from " + name);
   }
 
   std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) override {
@@ -180,7 +174,7 @@ class OpenMpiStart final : public MpiStart {
     for (size_t i = 0; i < environments.own.size(); ++i)
       DSCOMM_RETURN_IF_ERROR(context.exchange.publish(
           format_text("environment/{}", description.clients()[i].rank),
-          Packer().texts(environments.own[i]).texts(environments.defaults).take()));
+          Packer().fields(environments.own[i], environments.defaults).take()));
     return {};
   }
 
