@@ -237,7 +237,8 @@ UniqueFd stranger_at(const std::string& where, const std::string& says) {
   for (int k = 0; k < 3; ++k) unpacker.number();
   unpacker.text();  // the host, and its name
   unpacker.text();
-  unpacker.texts();
+  std::vector<std::string> networks;
+  unpacker.fields(networks);
   Message invitation;
   EXPECT_TRUE(decode(unpacker.text(), &invitation));
   const size_t colon = invitation.text.rfind(':');
