@@ -573,7 +573,7 @@ def inference_all_reduce(
 
     torch.compile can trace it, if `op` is a ReduceOp and async_op is False.
     """
-    # TorchBackend checks by itself whether it is initialised, if the direct call is not possible.
+    # TorchBackend checks that a process group exists, if the direct call is not possible.
     backend = cdb if type(cdb) is TorchBackend else _backend()
     return backend.inference_all_reduce(tensor, op, group, async_op)
 

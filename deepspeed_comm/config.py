@@ -15,8 +15,8 @@ _TRUE = {"1", "on", "t", "true", "y", "yes"}
 _FALSE = {"0", "off", "f", "false", "n", "no"}
 
 
-# These accept the values that pydantic accepts, with which DeepSpeed reads its configuration. They
-# raise ValueError for others.
+# Converters of values. DeepSpeed parses its configuration with pydantic, so they accept the same
+# values as pydantic, and raise ValueError for other values.
 
 
 def _to_bool(value: Any) -> bool:

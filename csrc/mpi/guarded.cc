@@ -9,7 +9,8 @@
 namespace dscomm {
 namespace {
 
-// Relaxed: a thread that reads an old value calls MPI once more, as if it had called before.
+// Relaxed: a thread that reads an old value calls MPI once more, as it could just before MPI gave
+// up.
 std::atomic<bool> gave_up{false};
 std::mutex words_mutex;
 std::string words;

@@ -114,7 +114,9 @@ Status MpiChannel::probe() {
   if (!there) return {};
   if (arriving_ == nullptr) arriving_.reset(new (std::nothrow) std::byte[kReceives * kLongestCell]);
   if (arriving_ == nullptr)
-    return make_status(Code::kResource, "no memory is left for cells from {}", peer_);
+    return make_status(Code::kResource,
+                       "cannot allocate {} bytes to receive from {}; free memory on this host",
+                       kReceives * kLongestCell, peer_);
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
   if (bytes > static_cast<int>(kLongestCell)) return wrong_length();

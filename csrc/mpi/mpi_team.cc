@@ -24,9 +24,10 @@ constexpr int64_t kCompareAfterNs = 100'000'000;
 // A live rank answers within this time on an overloaded machine. At most a twentieth of the
 // timeout, and less than HierarchicalTeam::later() adds for ranks inside the host, which know less.
 constexpr int64_t kAnswerMs = 150;
-// All ranks of a Team time out together. If all asked at once, each pair of ranks would exchange an
-// answer. So ranks 0 to 2 ask at once, and the others first wait for their findings: ranks 3 to 14
-// one step, ranks 15 to 62 two, and so on. A step is at most a tenth of the timeout.
+// All ranks of a Team time out together, and then ask the others how far they are. If all asked at
+// once, each pair of ranks would exchange an answer. So ranks 0 to 2 ask at once. The others first
+// wait, because an answer to those may end the Team: ranks 3 to 14 wait one step, ranks 15 to 62
+// two, and so on. A step is at most a tenth of the timeout.
 constexpr int64_t kAskStepMs = 100;
 
 MpiTeamOptions bounded(MpiTeamOptions options) {

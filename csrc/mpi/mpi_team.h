@@ -72,9 +72,10 @@ struct MpiTeamOptions {
   // Bytes of one round, at most kMostChunkBytes; the same on all members. Up to four rounds are
   // held, each with send and receive memory.
   size_t chunk_bytes = size_t{1} << 19;
-  // Bytes of a piece sent from one rank to another; the same on all members. A little less than
-  // Open MPI sends eagerly over TCP: 64 KiB with its header. UCX and libfabric, both over TCP, took
-  // 0.8 to 1.4 times as long with pieces of 256 KiB, and 1.2 to 1.4 times along a chain.
+  // Bytes of a piece sent from one rank to another; the same on all members. With its header a
+  // piece stays below the 64 KiB that Open MPI sends eagerly over TCP. Larger pieces are no better:
+  // with 256 KiB, UCX and libfabric, both over TCP, took 0.8 to 1.4 times as long, and 1.2 to 1.4
+  // times in calls that pass data along a chain of ranks (mpi_team_chain.cc).
   size_t message_bytes = size_t{60} << 10;
   // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if each rank gets at least
   // this many bytes; for shorter messages the cost of a message dominates. The same on all members.

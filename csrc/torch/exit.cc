@@ -25,8 +25,9 @@ constexpr std::chrono::seconds kExitGrace{5};
 // Without this pause, one exit in three with a gloo group beside dscomm ended in SIGABRT; with it,
 // none of 24.
 constexpr std::chrono::milliseconds kOthersGrace{2};
-// How long to wait for threads that return to Python on a machine without a free core: kReturnLimit
-// if calls were aborted here, else kQuietLimit.
+// After that pause, an exit waits until the other threads of this process are idle, because a
+// thread may need long to return to Python if no core is free. The limit of this wait is
+// kReturnLimit if calls were aborted here, else kQuietLimit.
 constexpr std::chrono::milliseconds kReturnLimit{1000}, kQuietLimit{20};
 
 struct State {

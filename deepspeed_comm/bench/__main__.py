@@ -78,7 +78,7 @@ def run(options: Options, kind: type[Measurement] = Measurement) -> int:
 
 
 def _mistake(options: Options, ledger: Ledger, steps: int) -> str | None:
-    """A mistake in the flags that needs the number of ranks to be found; rank 0's answer counts."""
+    """A mistake in flags that depends on the number of ranks, or None; rank 0's answer counts."""
     if options.root is not None and options.root >= ledger.world:
         return f"-r/--root: rank {options.root} is not one of {ledger.world}"
     if steps == 0:

@@ -132,7 +132,7 @@ class Measurement:
         reason, partly = self.ledger.agree([everyones[failed[0]] if failed else None, partly])
         if partly:
             raise RuntimeError(
-                f"{name}: {setting.collective} failed on some of the ranks only: {reason}"
+                f"{name}: {setting.collective} failed on some ranks, but not on all: {reason}"
             )
         return None if reason is None else str(reason)
 

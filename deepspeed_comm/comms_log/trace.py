@@ -83,7 +83,7 @@ class Clock:
 
 @dataclasses.dataclass
 class Offset:
-    """The difference of rank 0's clock to another rank's: clock of rank 0 = clock + ns."""
+    """The time to add to a rank's clock to get rank 0's clock, with the largest error."""
 
     ns: int
     error_ns: int
@@ -190,7 +190,7 @@ def own_trace(ring_limit: int, calls: list[Call], left_out: int) -> OwnTrace:
 
 
 def since_1970_ns() -> int:
-    """The difference of the time since 1970 to this host's monotonic clock, in ns."""
+    """The time since 1970 minus this host's monotonic clock, in ns."""
     return time.time_ns() - time.perf_counter_ns()
 
 

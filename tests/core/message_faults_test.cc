@@ -91,7 +91,7 @@ TEST(MessageFaults, ArrivedMessagesOfDeadRankAreReceivedOnce) {
   expect_last_messages_survive(0, 1);
 }
 
-TEST(MessageFaults, MessagesReachTheRightRankOfOneProcess) {
+TEST(MessageFaults, MessagesBetweenThreeRanksInOneProcessReachTheRightRank) {
   InProcessHost host;
   std::shared_ptr<Context> process = host.process();
   auto group = host.groups({process, process, process}, "threads");

@@ -320,7 +320,7 @@ TEST(MemoryPolicy, NodesChosenByTheUserAreKept) {
   });
 }
 
-TEST(MemoryPolicy, DeclaredTopologySetsNoMemoryPolicy) {
+TEST(MemoryPolicy, ArenaHasNoPolicyIfTopologyIsGivenAsText) {
   std::unique_ptr<Topology> topology =
       std::move(Topology::load("pack:1 [numa] core:2 pu:1")).value();
   with_policy(kInterleave, [&] {

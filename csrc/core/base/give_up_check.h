@@ -1,4 +1,5 @@
-// GiveUpCheck: the callback by which a wait checks whether to give up.
+// GiveUpCheck: the callback by which a wait checks whether to give up before its deadline, which is
+// checked in the wait itself (deadline.h).
 #pragma once
 
 #include <functional>

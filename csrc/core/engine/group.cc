@@ -601,7 +601,8 @@ Status Group::failure_of_next_call() const {
   {
     DSCOMM_RETURN_IF_ERROR(context_->check_process());
     std::lock_guard lock(mutex_);
-    // Calls behind those in the queue may still be accepted; they fail when they run.
+    // Asks only about the oldest unfinished call. While calls are queued, a new call may be
+    // accepted although it will fail when it runs.
     if (team_ == nullptr || team_->failure_in(team_->finished_calls() + 1).ok()) return {};
   }
   return failure();

@@ -242,7 +242,7 @@ class FormationRun {
     if (!word.ok()) return member_->has_ended() ? exchange_->fail(word.status()) : word.status();
     if (word.value().kind == LocalMessageKind::kVerdict) return word.value().text;
     next_table_ = std::move(word).value();
-    return Status(Code::kAborted, "the members meet again");
+    return Status(Code::kAborted, "a newer meeting of the members replaced this one");  // not shown
   }
 
   Status error(const Status& cause) const {

@@ -207,11 +207,12 @@ class TeamBuilder {
 
   // MPI's world is made once, so a process outside it cannot join later.
   Status outside(int one, int other) const {
-    return make_status(Code::kUnsupported,
-                       "forming group '{}': it spans hosts, and rank {} and rank {} were "
-                       "not together in the first group that did; let the first such "
-                       "group have all ranks that will ever talk between hosts",
-                       request_.name, one, other);
+    return make_status(
+        Code::kUnsupported,
+        "forming group '{}': it spans hosts, but rank {} and rank {} were not both in "
+        "the first group that spanned hosts, and ranks cannot be added later; first "
+        "make a group of all ranks that will ever talk between hosts",
+        request_.name, one, other);
   }
 
   const FormingProcess& process_;

@@ -1,7 +1,8 @@
-// The scalar twin: defines every reduction, written as plainly as possible.
+// The scalar twin of the vector kernels: defines every reduction, written as plainly as possible.
 //
 // An Element is a dtype's layout in memory and its accumulator's type. An operator combines two
-// accumulators, and converts each source before (prepare) and the result after (finish).
+// accumulators. Before that, prepare() converts each source; after it, finish() converts the
+// result.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,5 @@
-// Gather through memory: the ranks other than the root stage rounds, the root copies them out.
+// Gather through memory: the root copies the other ranks' data out, round by round. They stage each
+// round, unless the root reads their tensors in place.
 #include <cstring>
 
 #include "core/shm/shm_team.h"
