@@ -29,8 +29,8 @@ inline int64_t wall_clock_ns() {
 }
 
 // When a wait ends. Group makes the deadline of a call from the call's timeout. A deadline starts
-// at its first query, so that a call that never waits reads no clock. A copy made earlier starts at
-// the copy's first query. Time in which the process did not run (see LostTime) does not count.
+// at its first query, so a call that never waits reads no clock. A copy from before that query
+// starts at its own first query. Time in which the process did not run (LostTime) does not count.
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {
@@ -57,8 +57,8 @@ class Deadline {
   // Whether the original deadline, without later(), has passed. Starts the clock.
   bool is_overtime() const { return remaining_ns() <= later_ns_; }
 
-  // Call after each slice of a wait. The thread has slept or yielded since `began_ns`, and had
-  // asked for at most `asked_ns`. The excess may be time in which the process did not run.
+  // Call after each slice of a wait: one sleep or yield, which began at `began_ns` and should have
+  // taken at most `asked_ns`. The excess may be time in which the process did not run.
   void note_slice(int64_t began_ns, int64_t asked_ns) const {
     seen_.ns = monotonic_ns();
     lost_->note(began_ns + asked_ns, seen_.ns);
@@ -80,8 +80,7 @@ class Deadline {
     const int64_t now = monotonic_ns();
     const int64_t unseen_ns = now - seen_.ns - lost_->since(seen_.ns);
     if (unseen_ns < LostTime::kLeastNs) return;
-    // Starts anew at `now`, so that a stop that another thread's slice notes, too, counts only
-    // once.
+    // Restarts at `now`: a stop that another thread's slice notes, too, is left out only once.
     charged_ns_ = timeout_ns_ + later_ns_ - remaining_at(now) - unseen_ns;
     start_ns_ = seen_.ns = now;
   }
@@ -99,7 +98,7 @@ class Deadline {
   mutable int64_t start_ns_ = 0;
   mutable int64_t charged_ns_ = 0;  // the time counted before start_ns_
   // When the deadline was last queried, or a slice last ended (note_slice()); 0: never. Copies
-  // start at 0, because the thread may have waited with another copy meanwhile.
+  // start at 0, because the thread may have waited since then, with another copy.
   struct Seen {
     Seen() = default;
     Seen(const Seen&) {}
@@ -116,9 +115,9 @@ class Deadline {
 };
 
 // How much longer a polling wait continues: to its deadline. The wait gets one more second if the
-// deadline passed before the wait began, or more than half a second before a query: this rank has
-// computed, copied or been stopped meanwhile. The other ranks may have been stopped, too, and
-// continue a little later.
+// deadline passed before the wait began, or more than half a second before a query. In both cases
+// this rank has computed, copied or been stopped when the deadline passed. The other ranks may have
+// been stopped, too, and may continue a little later than this rank.
 class TimeLeft {
  public:
   explicit TimeLeft(const Deadline& deadline)
@@ -142,8 +141,8 @@ class TimeLeft {
 };
 
 // Whether a deadline is in overtime (see Deadline::is_overtime()), for a polling wait. If the
-// deadline is in overtime at the first query, all ranks may have been stopped. The overtime then
-// counts one second later, as in TimeLeft.
+// deadline is in overtime at the first query, all ranks may have been stopped. counts() then
+// returns false for one more second, the second that TimeLeft adds.
 class Overtime {
  public:
   bool counts(const Deadline& deadline) {

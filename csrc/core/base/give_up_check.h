@@ -1,5 +1,5 @@
-// GiveUpCheck: the callback by which a wait checks whether to give up before its deadline, which is
-// checked in the wait itself (deadline.h).
+// GiveUpCheck: a callback with which a wait checks whether to give up before its deadline. The wait
+// itself checks the deadline (deadline.h).
 #pragma once
 
 #include <functional>

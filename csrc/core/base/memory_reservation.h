@@ -34,7 +34,7 @@ namespace dscomm {
 
 class MemoryReservation {
  public:
-  static constexpr std::chrono::milliseconds kLongestTurn{50};  // enough for about a hundred turns
+  static constexpr std::chrono::milliseconds kLongestTurn{50};  // for a hundred announcements
   static constexpr std::chrono::milliseconds kStaleAfter{1000};
   static constexpr std::chrono::milliseconds kLongestWait{10000};
 

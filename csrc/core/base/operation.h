@@ -38,7 +38,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // queued before it, on the calling thread.
   Status wait(std::chrono::milliseconds limit = std::chrono::milliseconds(0));
 
-  // Calls back once, when done: on the thread that finishes it, or at once on the calling thread.
+  // Calls back once: on the thread that finishes the operation, or in this call if it is done.
   void when_done(Callback callback);
 
   // Called by the thread that runs the operation, with no lock held.

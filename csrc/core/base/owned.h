@@ -55,8 +55,8 @@ class Mapping {
   void reset() {
     if (address_ != nullptr) ::munmap(std::exchange(address_, nullptr), bytes_);
   }
-  // Releases the range without unmapping it: in a forked child, the range may be unmapped, or must
-  // stay mapped.
+  // Releases the range without unmapping it: in a forked child, the range is no longer mapped, or
+  // must stay mapped.
   void forget() {
     address_ = nullptr;
     bytes_ = 0;

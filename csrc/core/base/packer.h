@@ -30,7 +30,7 @@ class Packer {
   Packer& bytes(const T& value) {
     return text({reinterpret_cast<const char*>(&value), sizeof value});
   }
-  // Each as pack_value() encodes it.
+  // Encodes each value with pack_value().
   template <typename... Values>
   Packer& fields(const Values&... values);
   std::string take() { return std::move(bytes_); }
@@ -39,8 +39,8 @@ class Packer {
   std::string bytes_;
 };
 
-// Missing fields read as 0 or "". With a parameter, the functions match those of Packer, so that a
-// template can list the fields for both.
+// Missing fields read as 0 or "". Functions with a parameter are called like those of Packer, so
+// that one template can list the fields of a struct for encoding and for decoding.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
@@ -54,7 +54,7 @@ class Unpacker {
     value = std::bit_cast<double>(number());
     return *this;
   }
-  // Up to the size of the array, which stays NUL-terminated.
+  // Cuts the text to the size of the array, which stays NUL-terminated.
   template <size_t N>
   Unpacker& text(char (&value)[N]) {
     value[text().copy(value, N - 1)] = '\0';
@@ -118,7 +118,7 @@ std::string pack(const T& value) {
   return packer.take();
 }
 
-// False if `bytes` are not such a value.
+// False if `bytes` are not a packed T.
 template <typename T>
 bool unpack(std::string_view bytes, T* value) {
   Unpacker unpacker(bytes);

@@ -10,10 +10,10 @@ namespace dscomm {
 // process or of a thread.
 char process_state(int64_t pid);
 inline constexpr const char* kStopped = "stopped (state T)";
-// As in "which is sleeping (state S)".
+// The state in words, to follow "which is": "sleeping (state S)".
 std::string process_state_text(char letter);
 
-// When the process started, in the kernel's clock ticks; 0 if there is none or it is a zombie.
+// When the process started, in the kernel's clock ticks; 0 if it does not exist or is a zombie.
 uint64_t process_start_time(int64_t pid);
 
 }  // namespace dscomm

@@ -65,7 +65,7 @@ class SocketSleep {
   UniqueFd data_, room_;
   uint64_t seen_ = 0;  // SocketList::last_
   bool has_connection_ = false, has_failed_ = false;
-  int ends_at_once_ = 0;  // less ten for each sleep that did not end at once
+  int ends_at_once_ = 0;  // sleeps that ended at once, less ten for each other sleep
 };
 
 }  // namespace dscomm

@@ -25,7 +25,7 @@ enum class MessageKind : uint16_t {
   kHello,           // first on a connection: the sender's rank; the text is the token
   kWelcome,         // the answer: the token was right, and this connection is used
   kMissing,         // to connected members: the text names ranks that `rank` awaits, or is empty
-  kReady,           // to those that the sender connects to: it and all that connect to it are ready
+  kReady,           // to those that the sender connects to: the sender is ready (rendezvous.h)
   kStart,           // to all, from the first member: all are connected
   kFail,            // to all, before kStart: all give up, for this cause
   // Between connected members:

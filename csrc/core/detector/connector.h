@@ -18,7 +18,7 @@ namespace dscomm {
 class Connector {
  public:
   // Connects to `rank`, whose addresses read() takes from the invitation. `request` must outlive
-  // the Connector. Gives up after `refusals` rounds in a row in which all addresses refused.
+  // the Connector. Gives up when all addresses have refused `refusals` times in a row.
   Connector(const TransportRequest& request, int rank, int refusals = 10)
       : request_(request), rank_(rank), refusals_(refusals) {}
   Status read(const std::string& invitation);

@@ -47,11 +47,12 @@ class FailureDetector {
   virtual void note_end(const std::string& exception) = 0;
 
   // Returns the death of one of `ranks` if this rank has been cut off from all others for
-  // `grace_ns`, although some live: no end of a Team can be reported here any more. OK otherwise.
+  // `grace_ns`, although some live. A rank that is cut off no longer hears that a Team has ended.
+  // Otherwise, or if none of `ranks` has died, returns OK.
   virtual Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
   // Returns the first cause for which a rank ended the Team, or OK. `call` is the number of the
-  // call in progress (0: the Team is being made). Returns OK, too, if the rank that ended the Team
+  // call in progress (0: the Team is being made). Returns OK, too, if all ranks that ended the Team
   // had finished that call before; see Team::failure_in().
   virtual Status ended(uint64_t team_id, uint64_t call = kAnyCall) const = 0;
 
@@ -76,8 +77,8 @@ class FailureDetector {
   virtual void note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) = 0;
   // Asks all ranks, without waiting, to compare their calls with the last ones that this rank
   // noted. A rank that made a different call, or makes one later, ends the Team with kMismatch.
-  // Unless `always`, does nothing if another rank has asked about the last call since this rank
-  // did.
+  // Unless `always`, does nothing if another rank has asked about this rank's last call since the
+  // previous compare_calls() of this rank.
   virtual void compare_calls(uint64_t team_id, bool always) = 0;
 };
 

@@ -21,8 +21,8 @@ constexpr size_t kCallsKept = 128;
 // The most calls in one question.
 constexpr size_t kCallsAsked = 16;
 static_assert(kCallsAsked * sizeof(CallRecord) + 512 <= kMessageTextBytes);
-// How many Teams whose calls are kept after they ended here, and how many that others asked about
-// before this member made a call in them.
+// How many Teams that ended here keep their calls; and from how many Teams on this member drops the
+// Teams that others have asked about, but in which it has made no call.
 constexpr size_t kTeamsKept = 64, kTeamsAsked = 4096;
 
 Status describe_leave(const std::string& name, const Departure& departure) {

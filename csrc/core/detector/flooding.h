@@ -23,7 +23,7 @@ namespace dscomm {
 
 class Flooding {
  public:
-  // `members` must outlive it. `links` are the ranks that this member, `rank`, is connected to.
+  // `members` must outlive the Flooding. `links`: the ranks that this member, `rank`, is linked to.
   Flooding(int rank, const std::vector<TransportMember>& members, const std::vector<int>& links);
 
   // What is known; see FailureDetector.
@@ -42,7 +42,7 @@ class Flooding {
   uint64_t ask(uint64_t team_id, uint64_t position);
   const std::vector<Answer>& answers(uint64_t question) const { return open_.at(question); }
   void close_question(uint64_t question) { open_.erase(question); }
-  // Returns whether the call differs from that of a member that asked, and so has ended the Team.
+  // Returns whether the call differs from that of a member that asked; the Team has then ended.
   bool note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller);
   void compare_calls(uint64_t team_id, bool always);
   // Sends to all linked members, which do not pass the message on.

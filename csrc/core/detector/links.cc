@@ -31,7 +31,7 @@ std::set<int> linked_before(const Hosts& hosts, int host, int position) {
   for (int before : positions_before(position))
     ranks.insert(hosts[static_cast<size_t>(host)][static_cast<size_t>(before)]);
   if (host > 0) {
-    // Links one to one, and repeats the smaller host until the last of the larger.
+    // Links one to one. After the last member of the smaller host, its first one is next again.
     const std::vector<int>&here = hosts[static_cast<size_t>(host)],
           &there = hosts[static_cast<size_t>(host) - 1];
     const size_t last = std::min(std::max(here.size(), there.size()),

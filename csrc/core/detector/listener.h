@@ -19,7 +19,7 @@ namespace dscomm {
 
 class Listener {
  public:
-  // `request` must outlive it. Expects connections of `expected` members.
+  // `request` must outlive the Listener. Expects connections of `expected` members.
   Listener(const TransportRequest& request, size_t expected)
       : request_(request), expected_(expected) {}
 

@@ -28,7 +28,7 @@ constexpr int64_t kCheckFailureEveryNs = 200 * kMs;
 // Pauses between looks for an invitation: the first one, and the longest.
 constexpr int64_t kFirstInvitationPauseNs = kMs, kLongestInvitationPauseNs = 50 * kMs;
 // A member with all of its connections waits this much beyond its deadline, because a member that
-// lacks one knows the reason. The first member hears all reports, and waits half as long.
+// lacks a connection knows the reason. The first member hears all reports, and waits half as long.
 constexpr int64_t kLinkedGraceNs = 500 * kMs;
 // How often a member reports missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
@@ -139,7 +139,7 @@ Status Rendezvous::run_once() {
 
 // Whether waiting still makes sense.
 Status Rendezvous::check() {
-  const bool was_over = is_over_;  // before the last turn, which found nothing new
+  const bool was_over = is_over_;  // at the last check; wait() has read once more since then
   is_over_ = left_ns() <= 0;
   // With all connections up, failures come over them; that spares the store.
   Status failure = is_linked() ? Status() : exchange_.check();
@@ -348,9 +348,9 @@ void Rendezvous::say(Peer& peer, const Message& message) {
 }
 
 // Tells connected members over their connections and the others through the store, which decides
-// which cause was first. A deadline passes for many members at once, and exchange_.fail() then
-// waits for rank 0, so connected members are told before. A member with all of its connections
-// timed out because of others, and does not ask the store, which may be lost.
+// which cause was first. After a timeout, it tells connected members first: the deadline passes for
+// many members at once, and exchange_.fail() waits for rank 0. A member with all of its connections
+// timed out because of others, and leaves the store out, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = has_failure_ || exchange_.has_read_failure();

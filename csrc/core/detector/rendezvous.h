@@ -2,9 +2,9 @@
 //
 // Each member listens for those that connect to it, and publishes its addresses with a random token
 // in the store. The others try the addresses in parallel, and send the token and their rank. A
-// member whose connections are complete, and whose connecting members have all said that they are
-// ready, tells those that it connects to that it is ready. So readiness reaches the first member of
-// the first host, which starts all. Then all stop listening.
+// member is ready once it has all its connections and all members that connect to it are ready. It
+// then tells the members that it connects to. So readiness reaches the first member of the first
+// host, which starts all. Then all stop listening.
 //
 // A member that cannot go on reports the cause over its connections and in the store, so that all
 // soon raise the first cause. A stranger that finds the port has no token, and delays nobody.
@@ -32,7 +32,7 @@ Result<std::vector<Link>> connect_members(const TransportRequest& request, Store
                                           const Deadline& deadline);
 
 // Call on each member after connect_members(): removes the member's invitation. May wait for the
-// store, so another thread must serve the connections meanwhile.
+// store, so another thread must serve the connections during the call.
 void remove_invitation(const TransportRequest& request, Store& store, const Deadline& deadline);
 
 }  // namespace dscomm

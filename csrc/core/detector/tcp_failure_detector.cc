@@ -20,7 +20,7 @@ namespace {
 
 // How long the goodbye may take if the other end is busy or stopped.
 constexpr std::chrono::milliseconds kLeaveLimit{1000};
-// The longest sleep meanwhile, so that a stop of the process is noticed.
+// The longest sleep during the goodbye, so that a stop of the process is noticed.
 constexpr int kLeaveSliceMs = 100;
 // A rank that waits must give up at its timeout before the kernel gives up the connection.
 constexpr std::chrono::minutes kBeyondTimeout{1};
@@ -203,7 +203,7 @@ void TcpFailureDetector::tolerate_silence(std::chrono::milliseconds timeout) {
   wake();
 }
 
-// Asks the thread to tell the linked members, so all members end up with the longest silence.
+// Has the thread pass a longer silence on to the linked members, so all members get the longest.
 void TcpFailureDetector::raise_silence(std::chrono::milliseconds silence) {
   std::lock_guard lock(mutex_);
   if (silence <= silence_) return;
@@ -276,7 +276,7 @@ void TcpFailureDetector::serve() {
   for (Link& link : links_) link.connection.hang_up();
 }
 
-// False if leave() came instead.
+// Waits for start(). False if leave() was called instead.
 bool TcpFailureDetector::await_start() {
   while (true) {
     {

@@ -61,8 +61,8 @@ class TcpFailureDetector final : public FailureDetector {
   // A shorter timeout than before changes nothing. Does not block.
   void tolerate_silence(std::chrono::milliseconds timeout);
 
-  // Calls `body` once, with the first death: on the detector's thread, or at once if a death is
-  // known. `body` must not use the detector.
+  // Calls `body` once, with the first death: on the detector's thread, or before on_death() returns
+  // if a death is known already. `body` must not use the detector.
   void on_death(std::function<void(const Status& death)> body);
 
   // Says goodbye, so that the others know that this process left rather than died, and ends the

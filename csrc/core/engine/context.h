@@ -60,19 +60,19 @@ class Context {
                                                std::shared_ptr<Store> store,
                                                const Deadline& deadline);
 
-  // Adds a group.
+  // Adds a group to its world (GroupOptions::world), unless that is 0.
   void add_group(uintptr_t world, bool is_default, std::weak_ptr<Group> group);
-  // The default group of a world, or else its first group, which knows which of the processes of
-  // later groups are alive; null if it has none.
+  // The default group of a world, else the world's first group; null if there is none. This group
+  // knows which processes of later groups are alive.
   std::shared_ptr<Group> first_group(uintptr_t world) const;
-  // Says that group `name` was formed with this number; 0: by the others, without this process.
+  // Says that group `name` was formed, as `number` (ArenaHeader::formed); 0: without this process.
   void note_formed(uintptr_t world, const std::string& name, uint64_t number);
 
   // Says that a group has failed, or that an unhandled exception ends the process. Thread-safe.
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }  // orders nothing
 
-  // Call it when the process ends normally. Tells the other hosts. Groups that span hosts do not
-  // work afterwards.
+  // Call it when the process ends normally: tells the other hosts that this process leaves. Groups
+  // that span hosts do not work afterwards.
   static void end_transport();
 
   // OK in the process that created this Context; kUnsupported in a forked child.

@@ -352,7 +352,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   if (state_.compare_exchange_strong(state, running - kRunning, std::memory_order_release,
                                      std::memory_order_relaxed))
     return status;
-  // Meanwhile another thread has queued a call, or waits for this one to end.
+  // During the call another thread has queued a call, waits for this one, or called begin_exit().
   Status scheduled;
   {
     std::lock_guard lock(mutex_);
@@ -391,7 +391,7 @@ OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::mil
 }
 
 // Requests a worker if the queue is not empty and no thread runs it; under mutex_. kResource if the
-// system refuses a thread: the caller decides, because it may be a worker that can continue itself.
+// system refuses a thread: then the caller ends the group, or runs the queue itself.
 Status Group::schedule_locked() {
   if (queue_.empty() || has_state(kRunning) || scheduled_) return {};
   Status submitted =
@@ -419,7 +419,7 @@ void Group::drain(const Operation* until, bool was_scheduled) {
     std::vector<Operation::Callback> callbacks = operation->complete(status);
     end_running_locked();
     // A worker runs the rest of the queue during the callbacks. Without a worker, this thread runs
-    // it after them.
+    // it after them; if this thread only waits for `until`, the rest fails.
     if (Status scheduled = schedule_locked(); !scheduled.ok() && until != nullptr) {
       end_locked(scheduled);
       until = nullptr;
@@ -502,7 +502,7 @@ OperationPtr Group::start_message(const OperationInfo& info, std::chrono::millis
     self->recorder_.finished(ticket, status.ok());
     if (!status.ok()) self->note_failure(status);
   });
-  // If the group has ended, the message is done at once, or has failed.
+  // If the group had ended, the operation has already succeeded or failed.
   const Status status = operation->status();
   return had_ended && !status.ok() ? Operation::refuse(told(status, had_ended)) : operation;
 }

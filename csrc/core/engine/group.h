@@ -115,9 +115,9 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // because of an unhandled exception of this type, or for an unknown reason if `exception` is
   // empty. Calls still work.
   void note_end(const std::string& exception);
-  // Says that the process is ending on this thread. From now on, only calls of this thread are
-  // accepted, and an asynchronous call runs before start() returns, because no other thread may
-  // touch Python any more.
+  // Call on the thread that ends the process. From now on, only calls of this thread are accepted,
+  // and an asynchronous call runs before start() returns, because no other thread may touch Python
+  // any more.
   void begin_exit();
 
   // Leaves the group: lets queued calls finish (under their deadlines), then refuses later calls.
@@ -140,8 +140,9 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // default group.
   LocalRanks local_ranks(const std::vector<int>& global_ranks, const std::string& name);
   void note_formed(const std::string& name);
-  // kMismatch if the first of these ranks (or any rank of this host, if the first is elsewhere) has
-  // formed the group of this number (see ArenaHeader; 0: none), for which this rank still waits.
+  // kMismatch if another rank has formed the group of this number (see ArenaHeader; 0: none), for
+  // which this rank still waits. Asks the first of these ranks; if that is this rank or on another
+  // host, asks all of them that are on this host.
   Status formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const;
 
   std::string flight_record_json() const { return recorder_.json(); }
@@ -215,7 +216,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   std::thread::id exit_thread_;  // set with kExiting
   std::atomic<uint64_t> state_{0};
   // Whether this rank has noticed the end of the group: a call failed because of it, or this rank
-  // aborted. Relaxed: a call that overlaps with the end may get the error in either form.
+  // aborted. Relaxed: a call that overlaps with the end may get either form of told().
   std::atomic<bool> has_ended_{false};
   std::atomic<int64_t> timeout_ms_;
 };

@@ -83,8 +83,8 @@ uint64_t Recorder::write(const OperationInfo& info, uint64_t sequence, Operation
   return ticket;
 }
 
-// Does nothing if the entry has been overwritten. If it is overwritten meanwhile, a later operation
-// may show this one's time.
+// Does nothing if the entry has been overwritten. If it is overwritten during this call, a later
+// operation may show this one's time.
 void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
                       std::atomic<int64_t> Entry::* time) {
   if (ticket == 0) return;
@@ -97,8 +97,8 @@ void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
                                       std::memory_order_relaxed);
 }
 
-// Its times are in ticks, and its sequence is the lower half. The id is 0 if the entry is not there
-// yet, or no more.
+// The operation, with times in ticks and the lower half of its sequence. Its id is 0 if the entry
+// is not written yet, or has been overwritten.
 RecordedOperation Recorder::read(uint64_t ticket) const {
   const Entry& entry = ring_[ticket % ring_.size()];
   constexpr auto acquire = std::memory_order_acquire;  // all of these: see Entry
@@ -129,7 +129,7 @@ std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) cons
   const Moment now = read_clocks();
   const double tick_ns = static_cast<double>(now.monotonic_ns - made_.monotonic_ns) /
                          static_cast<double>(std::max<int64_t>(now.ticks - made_.ticks, 1));
-  // Converted with the current wall clock, even if it was set meanwhile.
+  // Uses the current wall clock, even if the clock was set after the operation.
   auto epoch_ns = [&](int64_t at) -> int64_t {
     if (at == 0) return 0;
     return now.wall_clock_ns - static_cast<int64_t>(static_cast<double>(now.ticks - at) * tick_ns);

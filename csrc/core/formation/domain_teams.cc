@@ -62,8 +62,8 @@ class DomainTeamsBuilder {
       slice += domain_size_;
       return part;
     };
-    // `flat` reports missing ranks, because in a call a rank may share no Team with a dying rank,
-    // or only Teams of dying ranks, which compare nothing.
+    // `flat` reports ranks that are gone before they make a call. A rank may share no Team with
+    // these in this call, or only Teams of dying ranks, which compare nothing.
     HierarchyOptions options{.name = "hierarchy"};
     options.group = request_.group_name;
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {

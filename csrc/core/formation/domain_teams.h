@@ -1,8 +1,8 @@
 // Domain teams: a HierarchicalTeam inside one host, and the ShmTeams that it is made of.
 //
 // The ranks have met before, in a flat ShmTeam. Through this Team each rank tells the others where
-// its mailboxes for the new Teams lie. Nothing asks the store or waits afterwards, so a rank that
-// has made its Teams may leave while others still make theirs.
+// its mailboxes for the new Teams lie. After that, no rank waits for another or for the store. So a
+// rank that has made its Teams may leave while others still make theirs.
 #pragma once
 
 #include <memory>

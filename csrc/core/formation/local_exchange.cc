@@ -15,7 +15,7 @@
 namespace dscomm {
 namespace {
 
-// How long a rank looks for a leader, which may be on another host, or may not have got the name.
+// How long a rank looks for a leader, which may be on another host, or unable to listen.
 constexpr int64_t kJoinNs = 1'000'000'000;
 // How long a leader may take to say which cause came first.
 constexpr int64_t kAnswerNs = 1'000'000'000;

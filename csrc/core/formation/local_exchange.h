@@ -4,7 +4,7 @@
 //
 // The ranks of a host are known from the default group or from the launcher, which may be wrong. A
 // rank that finds no leader within a second, or is refused, speaks for itself, and the leader does
-// not wait for it. Members of a leader never wait for the store, nor longer than the leader lives.
+// not wait for it. A member waits for its leader, not for the store, as long as the leader lives.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ enum class LocalMessageKind : uint32_t {
   kReport,     // the number of a table, and the member's report on it
   kFailure,    // a table's number (0: none yet) and the cause; from the leader: the cause for all
   // From the leader:
-  kTaken,    // the leader speaks for the member once that confirms; the text is the leader's name
+  kTaken,    // the leader speaks for the member once it confirms; the text is the leader's name
   kRefused,  // the leader will not speak for the member
   kTable,    // the table's number, and the table
   kVerdict,
@@ -73,7 +73,7 @@ class LocalLeader {
   // The entries of the ranks that the leader speaks for, by rank; and the ranks that it waits for.
   const std::map<int, MemberEntry>& entries() const { return entries_; }
   const std::set<int>& awaited() const { return awaited_; }
-  // Stops waiting for a rank that speaks for itself in the store, unless asked to confirm.
+  // Stops waiting for a rank that speaks for itself in the store, unless it was asked to confirm.
   void stop_awaiting(int rank);
   // How often a member has confirmed or stop_awaiting() has excused a rank.
   uint64_t changes() const { return changes_; }
@@ -122,12 +122,12 @@ class LocalMember {
  public:
   explicit LocalMember(const LocalRanks& local);
 
-  // Looks for a leader, and returns whether one speaks for this rank now. Fails if `check` gives a
-  // reason, or with kMismatch if the leader sees another group; the leader then tells the others.
+  // Looks for a leader, and returns whether one speaks for this rank now. Fails with the reason of
+  // `check`, or with the leader's failure: kMismatch on all if the leader sees another group.
   Result<bool> join_leader(const LocalEntry& own, const GiveUpCheck& check,
                            const Deadline& deadline);
   // The leader's next message: kTable or kVerdict. Fails with the cause for which all give up. If
-  // `check` has a reason, tells the leader, which has a second to answer with the first cause.
+  // `check` has a reason, tells it to the leader, which has a second to send the first cause.
   // kPeerDied if the leader has ended, kTimeout soon after the deadline.
   Result<LocalMessage> await(const GiveUpCheck& check, const Deadline& deadline);
   void report(const std::string& text);

@@ -27,7 +27,7 @@ constexpr milliseconds kFirstPause{1}, kLongestPause{50};
 constexpr milliseconds kReadLimit{10'000};
 // How often a waiting rank looks whether the meeting has failed.
 constexpr int64_t kCheckEveryNs = 100'000'000;
-// Rank 0 times out first and names the missing ranks; the others wait this long for its answer.
+// Rank 0 times out first and names the missing ranks; the others wait this much longer to hear it.
 constexpr int64_t kLastWordNs = 1'000'000'000;
 // If another process overwrites the entry of a live rank, that rank reports this within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
@@ -36,8 +36,8 @@ constexpr int64_t kObjectionNs = 300'000'000;
 constexpr int64_t kPassEveryNs = 250'000'000;
 // How often a rank puts its entry again while it waits for ranks that it will speak for.
 constexpr int64_t kPutEveryNs = 1'000'000'000;
-// If a failure was in the store first, it may be of an attempt in which this rank failed, too: rank
-// 0 gets this long to remove the failure.
+// If a rank finds a failure in the store when it comes, the failure may be of an attempt in which
+// this rank failed, too: rank 0 gets this long to remove the failure.
 constexpr int64_t kClosedNs = 2'000'000'000;
 // A leader waits this long, for each level above it, for its parent's table, and then reads the
 // store. A parent waits kChildrenLimit for its children.
@@ -289,7 +289,7 @@ Status Modex::remove_own_entry() {
   return taken ? Status() : conflict(seen_[static_cast<size_t>(request_.rank)]);
 }
 
-// False if another process has replaced this rank's entry, which then stays.
+// False if another process has replaced this rank's entry; the other's entry then stays.
 Result<bool> Modex::remove_if_own() {
   DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
   if (there && seen_[static_cast<size_t>(request_.rank)].nonce != nonce_) return false;
@@ -349,8 +349,8 @@ Status Modex::collect() {
     const bool passes = expected_.empty() || is_over || monotonic_ns() >= pass_ns;
     if (passes) pass_ns = monotonic_ns() + kPassEveryNs;
     bool is_whole = passes;
-    // Reads in rank order up to the first missing entry, so that an iteration asks for one key if
-    // many are missing. Entries that exist, but are not settled, are awaited in parallel.
+    // Reads in rank order up to the first missing entry, so that an iteration asks for only one key
+    // that is missing. Entries that exist, but are not settled, are awaited in parallel.
     for (int rank = 0; passes && rank < request_.size; ++rank) {
       if (taken_by[static_cast<size_t>(rank)] >= 0) continue;
       DSCOMM_ASSIGN_OR_RETURN(bool there, take_entry_of(rank, &taken_by));
@@ -414,8 +414,8 @@ Result<bool> Modex::take_entry_of(int rank, std::vector<int>* taken_by) {
   return is_there;
 }
 
-// Whether no other entry speaks for one of these ranks. Such an entry may be left from a process
-// that has ended. So it is removed: a live process puts its entry again within kObjectionNs.
+// Whether no other entry speaks for one of these ranks. Such an entry may be left from an ended
+// process, so it is removed. A live process puts it again within kObjectionNs: then kMismatch.
 Result<bool> Modex::is_sole_entry_of(const std::map<int, MemberEntry>& bodies, int owner,
                                      std::vector<int>* taken_by) {
   bool is_sole = true;
@@ -734,7 +734,7 @@ Result<Modex::Table> Modex::finish() {
 // Checks that no other process has replaced this rank's entry.
 Status Modex::check_own_entry() {
   DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
-  // Rank 0 of another attempt may have removed the entry.
+  // Rank 0 of another attempt may have removed the entry; or this leader still waits for members.
   if (!there || !is_put_) return put(Status());
   const Entry& entry = seen_[static_cast<size_t>(request_.rank)];
   return entry.nonce == nonce_ ? Status() : conflict(entry);
@@ -749,7 +749,7 @@ Status Modex::check_awaited() {
   for (int rank : awaited) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
     if (!there) continue;
-    // The rank may have begun before this process, and have waited since.
+    // An old entry may be of a rank that began before this process, and has waited since.
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!is_stale(entry.time_ns) || monotonic_ns() - entry.since_ns >= kRestartWaitNs)
       local_->stop_awaiting(rank);

@@ -54,15 +54,15 @@ struct ModexRequest {
 
 class Modex {
  public:
-  // `store` and `deadline` must outlive it.
+  // `store` and `deadline` must outlive the Modex.
   Modex(Store& store, ModexRequest request, const Deadline& deadline);
 
   struct Table {
     uint64_t id = 0;                   // of this meeting; random, never 0
     std::vector<MemberEntry> entries;  // by rank
   };
-  // Collective. All gather again if the meeting was superseded. With `local`, this rank speaks for
-  // the members of `local`, too, and passes the table on to them.
+  // Collective. If another meeting supersedes this one, all call it again. With `local`, this rank
+  // speaks for the members of `local`, too, and passes the table on to them.
   Result<Table> gather(const MemberEntry& entry, LocalLeader* local = nullptr);
   // Call instead of gather() on a rank with a leader: join_leader() returns whether it has one,
   // follow() the table.
@@ -77,7 +77,7 @@ class Modex {
   // The ranks that put an entry into the last table, ascending. Some speak for others, too.
   const std::vector<int>& entry_owners() const { return entry_owners_; }
 
-  // Call on each owner that has the table, before it tells rank 0: removes the owner's entry.
+  // Call on each owner that has the table, before it reports to rank 0: removes the owner's entry.
   // kMismatch if another process has replaced the entry.
   Status remove_own_entry();
   // Call on rank 0, while it waits for the report of `rank`: whether the entry of `rank` in the
@@ -92,11 +92,11 @@ class Modex {
   void remove_tables() {
     for (const std::string& name : tables_) remove(name);
   }
-  // The prefix of the keys by which this meeting agrees.
+  // The prefix of the keys through which the ranks agree on the verdict.
   std::string prefix() const { return key(id_text() + "/"); }
 
   // Whether the entry of `rank` in the table may be left from an earlier process. Then a successor
-  // of this process may still come, and others wait for the successor for successor_limit_ns().
+  // of that process may still come, and the ranks wait for it for successor_limit_ns().
   bool may_be_stale(int rank) const { return is_stale(entry_of(rank).time_ns); }
   static int64_t successor_limit_ns();
 
@@ -177,7 +177,7 @@ class Modex {
   bool has_conflict_ = false;           // another process claims this rank
   bool has_trouble_ = false;            // rank 0 has read the key `trouble`
   bool is_closed_ = false;              // the key `closed` exists, perhaps from an earlier attempt
-  bool is_formed_ = false;              // the group, without this rank
+  bool is_formed_ = false;              // the others have formed the group, without this rank
   std::map<int, int64_t> removed_ns_;   // when rank 0 removed the entry of that rank
   std::vector<int> expected_;           // on rank 0: the other entry owners
   std::map<int, std::string> fetched_;  // their entries, until they are read

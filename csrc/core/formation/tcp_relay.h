@@ -27,7 +27,7 @@ class TcpRelay final : public TableRelay {
   void close() override { listener_.reset(); }
 
  private:
-  // A parent has rank 0, its children their numbers as ranks. `own_number` is this process's.
+  // The members are a parent, as rank 0, and its children, whose ranks are their numbers.
   TransportRequest request_of(int own_number) const;
 
   const std::string group_, host_;

@@ -18,7 +18,7 @@ constexpr size_t kLeastPieceBytes = 8192;
 constexpr size_t kMostPieceBytes = 32768;
 
 // A process has at most kFullPieceRings piece rings of full length: full rings for hundreds of
-// peers would take gigabytes. Later channels, or those short of memory, get kShortPieceRing.
+// peers would take gigabytes. Later channels get kShortPieceRing; so do all if the arena is full.
 constexpr int kFullPieceRings = 8;
 constexpr size_t kShortPieceRing = 256 << 10;
 
@@ -295,7 +295,7 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   const Cell& cell = their_cells_[consumed_ % kRingCells];
   // seq_cst: acquires the cell; load half of the Dekker pair with the peer's publish().
   const uint64_t number = cell.number.load(std::memory_order_seq_cst);
-  if (number <= consumed_) return std::optional<ArrivedCell>();  // of the previous round, or 0
+  if (number <= consumed_) return std::optional<ArrivedCell>();  // of the last pass, or 0
   if (number != consumed_ + 1) return wrong(" counts cells that it cannot have filled");
   DSCOMM_RETURN_IF_ERROR(make_entry());  // for consume()
   ArrivedCell arrived{cell.header, cell.data};

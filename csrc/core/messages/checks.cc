@@ -62,7 +62,7 @@ Status PointToPoint::check_port(Port& port, int64_t now, bool thoroughly,
   for (const TransferPtr& transfer : port.pending) late |= transfer->end_ns <= now;
   const bool suspicious = !port.pending_cause.ok() && now - port.pending_since_ns >= kCauseGraceNs;
   if (!failure.ok() || some_gone || late || suspicious) {
-    // Receive all that was published before: alive() and has_left() were acquire loads.
+    // Receive all that gone members published: alive() and has_left() were acquire loads.
     progress(finished);
     if (!port.failure.ok() || port.pending.empty()) return {};
     // A member may have recorded why it went.

@@ -24,7 +24,7 @@ struct MemberLife {
 };
 
 // Calls alive() first: a member leaves before its process ends, so has_left() is final once the
-// process is dead. In the other order, a member that does both in between would seem to have died.
+// process is dead. In the other order, a member that leaves and ends in between seems to have died.
 template <typename Alive, typename HasLeft>
 MemberLife read_member_life(const Alive& alive, const HasLeft& has_left) {
   const bool lives = alive();

@@ -2,7 +2,8 @@
 //
 // As in core/shm/mailbox/layout.h, only the owner of an arena writes it, and data that two
 // processes touch is either an atomic, whose comment names the access that it pairs with, or plain
-// memory that is written before such an atomic is stored and read after it is loaded.
+// memory that is written before such an atomic is stored and read after it is loaded. In a Dekker
+// pair, each side stores its word, then loads the other's: at least one sees the other's store.
 #pragma once
 
 #include <atomic>

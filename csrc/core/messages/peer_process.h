@@ -57,8 +57,8 @@ class CellChannel {
   // After the last cell of a message: prepares for a next message of this length.
   virtual void end_message(uint64_t /*message_bytes*/) {}
 
-  // The oldest cell that has arrived, if any. An error if the peer wrote invalid data, or if there
-  // is no memory for this side's part.
+  // The oldest cell that has arrived, if any. An error if the peer wrote invalid data, or if this
+  // process has no memory for its part of the channel.
   virtual Result<std::optional<ArrivedCell>> next_cell() = 0;
   // The word that next_cell() polls, for a thread that waits only for it; null if unknown.
   virtual CellFlag next_flag() { return {}; }
@@ -97,8 +97,7 @@ class PeerProcess {
   // The token of the doorbell; null if there is none, so that threads that wait for the process
   // poll.
   virtual const ArenaId* doorbell() const = 0;
-  // If there is no doorbell: the sockets of the cells, shared by all processes without one; or
-  // null.
+  // If there is no doorbell: the sockets that carry cells of all processes without one; or null.
   virtual SocketList* sockets() const { return nullptr; }
   // Whether one of its threads sleeps on its doorbell now.
   virtual bool sleeps() const = 0;

@@ -300,7 +300,7 @@ void PointToPoint::close_port(uint32_t number) {
       ports_.erase(found);
     }
     drop_dead_channels();
-    // Tell peers of half-sent messages that no more will come; if a ring is full, the worker does.
+    // Tells receivers of half-sent messages that no more comes. If a ring is full, the worker does.
     progress(&finished);
     if (has_work() && helpers_ == 0) unpark_worker();
   }
@@ -322,7 +322,7 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
       ++pending_count_;
       Status status = start(*port, transfer, &finished);
       if (status.ok() && !transfer->is_finished) status = register_pending(transfer);
-      // All is sent, but some cells are not through: no thread waits for them, so the worker must.
+      // All is sent, but some cells are not through. No thread waits, so the worker makes progress.
       if (transfer->is_finished && in_flight_) status = start_worker(*transfer->group);
       if (!transfer->is_finished && !status.ok()) fail_group(*port, status, &finished);
     }
@@ -437,7 +437,7 @@ Status PointToPoint::register_pending(const TransferPtr& transfer) {
   return start_worker(*transfer->group);
 }
 
-// By value: the caller's pointer may be the one in a queue that this erases.
+// By value: the caller's pointer may lie in a container from which this function erases it.
 void PointToPoint::finish_transfer(TransferPtr transfer, const Status& status,
                                    FinishedTransfers* finished) {
   transfer->is_finished = true;
@@ -464,7 +464,7 @@ void PointToPoint::fail_group(Port& port, const Status& cause, FinishedTransfers
     if (peer->sleeps()) ring(*peer);
 }
 
-// Afterwards nothing of the port is pending or held, and its callers' memory is left alone.
+// Afterwards nothing of the port is pending or held, and nothing accesses its callers' memory.
 void PointToPoint::end_port(Port& port, const Status& status, FinishedTransfers* finished) {
   while (!port.pending.empty()) finish_transfer(*port.pending.begin(), status, finished);
   port.matching.for_each_message([&](const MessagePtr& message) {

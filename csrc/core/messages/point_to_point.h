@@ -136,7 +136,7 @@ class PointToPoint {
   Status start_send(Port& port, const TransferPtr& transfer);
   Status start_receive(Port& port, const TransferPtr& transfer, FinishedTransfers* finished);
   Status register_pending(const TransferPtr& transfer);
-  // A blocking call as far as it needs no operation; the caller waits for `rest` if that is set.
+  // The part of a blocking call that needs no operation. If `rest` is set, the caller waits for it.
   enum class FastPath { kDone, kNotYet, kNotPossible };
   FastPath try_send(const GroupPtr& group, const void* data, size_t count, DType dtype, int dst,
                     int tag, std::chrono::milliseconds timeout, OperationPtr* rest,
@@ -189,7 +189,7 @@ class PointToPoint {
   void unpark_worker();
   bool has_work() const { return pending_count_ > 0 || unreported_count_ > 0 || in_flight_; }
   // Sleeps once, until end_ns at the latest: on the doorbell or, if another thread sleeps there,
-  // until that thread has made progress. Unlocks meanwhile. The caller must deliver the result.
+  // until that thread has made progress. Unlocks to sleep. The caller must deliver the result.
   FinishedTransfers sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
   bool progress_before_sleep(FinishedTransfers* finished);
   int64_t next_polled_slice() const;

@@ -20,7 +20,7 @@ constexpr int64_t kAskOthersEveryNs = 100'000;
 // Charge for a held message besides its data, so that empty messages are bounded, too.
 constexpr uint64_t kMessageOverheadBytes = 256;
 
-// How much of a message that is read in place one pass copies, so that others get their turn.
+// The most bytes of an in-place message that one pass copies, so that others get their turn.
 constexpr uint64_t kReadInPass = 4 << 20;
 
 // A message of these sizes that lies in the tensor pool is read in place. Longer messages are
@@ -143,9 +143,8 @@ PointToPoint::CellResult PointToPoint::take_cell(Connection& connection, const A
   return CellResult::kTaken;
 }
 
-// Copies the next part of a message from the sender's pool. A sender that gives up the send ends
-// the group before it releases the memory, so the copy is valid if the group has not failed by
-// then.
+// Copies the next part of a message from the sender's pool. A sender that gives up the send first
+// ends the group, then releases the memory. So a copy is valid if no failure is known after it.
 PointToPoint::CellResult PointToPoint::read_in_place(Connection& connection,
                                                      FinishedTransfers* finished) {
   MessagePtr message = connection.incoming;
@@ -249,7 +248,7 @@ void PointToPoint::end_abandoned(const MessagePtr& message, FinishedTransfers* f
     if (Status cause = port->group->failure(); !cause.ok()) {
       fail_group(*port, cause, finished);
     } else {
-      // Only pending, because the cause may be on its way, or lost with a process that has died.
+      // Not the failure yet: the root cause may be on its way, or lost with a dead process.
       port->set_pending_cause(make_status(Code::kAborted, "{}: {} gave up its send half-way",
                                           receive->describe(),
                                           receive->group->name_member(message->source)));

@@ -97,7 +97,7 @@ struct PointToPoint::Message {
   uint64_t bytes = 0;
   uint64_t arrived = 0;
   TransferPtr receive;                  // its destination, once matched
-  std::unique_ptr<std::byte[]> heap;    // its destination until then
+  std::unique_ptr<std::byte[]> heap;    // its destination until matched
   uint64_t charge = 0;                  // bytes counted in unexpected_used_
   const std::byte* in_place = nullptr;  // its data in the sender's pool
   bool discarded = false;

@@ -147,7 +147,7 @@ PointToPoint::FinishedTransfers PointToPoint::sleep_once(std::unique_lock<std::m
       const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
       const bool polled = polled_count_ > 0;
       polled_slice_ns_ = next_polled_slice();
-      // Not on sockets whose data is left unread: it would end every sleep at once.
+      // Leaves the sockets out if all their cells stay unread: their data ends every sleep at once.
       SocketSleep* far_sockets = some_are_polled_ ? remote_sockets_.get() : nullptr;
       asleep_ = true;
       lock.unlock();

@@ -13,7 +13,7 @@
 namespace dscomm {
 namespace {
 
-// Added to the deadline, so that a rank that gives up then still reports that through the store.
+// Added to the deadline, so that a rank that times out can still report this through the store.
 constexpr int64_t kGraceNs = 1'000'000'000;
 // The shortest limit of a call.
 constexpr int64_t kLeastCallNs = 1'000'000'000;

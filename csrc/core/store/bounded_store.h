@@ -22,9 +22,9 @@ namespace dscomm {
 // Thread-safe. Calls of several threads do not wait for each other.
 class BoundedStore final : public Store {
  public:
-  // A call returns a second after `deadline` at the latest, or a second after the call began or
-  // after the deadline of get(), if later. A call that begins more than a second after `deadline`
-  // has a minute. kResource if the store does not answer.
+  // A call returns within a second after the latest of: `deadline`, the start of the call, and the
+  // deadline of get(). A call that begins more than a second after `deadline` has a minute.
+  // kResource if the store does not answer.
   BoundedStore(std::shared_ptr<Store> store, const Deadline& deadline);
   ~BoundedStore() override;
 

@@ -40,8 +40,8 @@ class Store {
     }
     return true;
   }
-  // All values, in this order, if all keys are there now. Nobody may remove the keys meanwhile,
-  // because some stores would then wait for them.
+  // All values, in this order, if all keys are there now. Nobody may remove the keys during the
+  // call, because some stores would then wait for them.
   virtual Result<std::optional<std::vector<std::string>>> find_all(
       const std::vector<std::string>& keys) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, has_all(keys));

@@ -65,7 +65,7 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   DSCOMM_ASSIGN_OR_RETURN(std::vector<std::string> said, gather(step, own));
   Result<std::string> decision = decide(said);
   if (!decision.ok()) return fail(decision.status());
-  // A waiting rank may have learned of a death meanwhile, and have failed the step.
+  // A rank that waits for this decision may have learned of a death and have failed the step.
   DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claim_of(step_)), 1));
   if (claims > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));

@@ -32,7 +32,7 @@ struct ExchangeRequest {
 // Used by one rank, on one thread.
 class StoreExchange {
  public:
-  // `store` and `deadline` must outlive it.
+  // `store` and `deadline` must outlive the StoreExchange.
   StoreExchange(Store& store, ExchangeRequest request, const Deadline& deadline);
 
   // Makes the decision from the values of all ranks, by rank. An error fails the step on all ranks.
