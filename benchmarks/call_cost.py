@@ -8,21 +8,21 @@ calls, in turns; a row has the medians of the rounds:
 
     torch alone   torch.distributed.all_reduce() of the backend that does nothing
     torch         torch.distributed.all_reduce() of dscomm
-    above         torch less torch alone, round by round: dscomm's part of it
+    above         torch less torch alone, round by round: dscomm's part of the time
     api           deepspeed_comm.all_reduce()
     inference     deepspeed_comm.inference_all_reduce()
     caching       deepspeed_comm.all_reduce_caching()
     torch.ops     torch.ops.dscomm.inference_all_reduce_()
-    native        the function of the extension in which inference ends
+    native        the function of the extension that inference calls
 
 With two ranks also the round trip of a message, there and back by blocking calls:
 
     torch         torch.distributed.send() and recv() of dscomm
     api           deepspeed_comm.send() and recv()
-    native        the functions of the extension in which these end
+    native        the functions of the extension that api calls
 
-One rank waits for nobody: its times are CPU time, of the calls' work. Times of more ranks are
-wall-clock time, on rank 0, and include the exchange between the ranks.
+A single rank never waits, so its times are CPU time. Times of more ranks are wall-clock time, on
+rank 0, and include the exchange between the ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ WAYS = {
     "torch.ops": "operation(tensor, 'SUM', name)",
     "native": "native.all_reduce(tensor, TORCH_SUM, False)",
 }
-MESSAGES = {  # by rank 0; rank 1 makes the calls the other way round
+MESSAGES = {  # by rank 0; rank 1 makes the calls in the reverse order
     "torch": ("torch_send(tensor, {peer})", "torch_recv(tensor, {peer})"),
     "api": ("api.send(tensor, {peer})", "api.recv(tensor, {peer})"),
     "native": ("direct.direct_send(tensor, {peer}, world, 0)",

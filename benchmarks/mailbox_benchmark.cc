@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using dscomm::DType;
 using dscomm::ReduceOp;
 
-// The registry and store through which the ranks of a run meet; made anew for each run.
+// The registry and store through which the ranks of a run meet; each run has new ones.
 struct World {
   std::shared_ptr<dscomm::test::Registry> registry = std::make_shared<dscomm::test::Registry>();
   dscomm::test::MemoryStore store;

@@ -1,5 +1,5 @@
-// Measures the kernels on this machine, in bytes of all sources per second: those of the best
-// instruction set, and the scalar twin.
+// Measures the kernels of reduce() on this machine, in bytes of all sources per second: those of
+// the best instruction set, and the scalar code (reduce_scalar.cc).
 //
 //   reduce_benchmark --benchmark_filter='SUM/bfloat16/.*'
 //

@@ -598,7 +598,7 @@ def all_reduce_caching(
     match_id is empty or not a string. Over dscomm, different match_ids on different ranks raise
     DistBackendError on all of them.
     """
-    backend = cdb if type(cdb) is TorchBackend else _backend()  # as above
+    backend = cdb if type(cdb) is TorchBackend else _backend()  # as in inference_all_reduce()
     return backend.all_reduce_caching(tensor, op, match_id, group, async_op)
 
 
@@ -680,7 +680,7 @@ def scatter(
     debug: str | None = None,
     group_src: int | None = None,
 ) -> Any:
-    """Writes scatter_list[k] of `src` to `tensor` of rank k; it is None on other ranks."""
+    """Writes scatter_list[k] of `src` to `tensor` of rank k; scatter_list is None elsewhere."""
     return _backend().scatter(tensor, scatter_list, src, group, async_op, group_src)
 
 

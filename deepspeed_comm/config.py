@@ -102,7 +102,6 @@ class DeepSpeedCommsConfig:
         given = ds_config.get(constants.COMMS_LOGGER)
         if given is None:
             return
-        # The key enables the log, as in DeepSpeed; "enabled": false disables it, unlike in
-        # DeepSpeed.
+        # As in DeepSpeed, the key enables the log; unlike there, "enabled": false disables it.
         self.comms_logger = CommsLoggerConfig.parse({"enabled": True, **given})
         self.comms_logger_enabled = self.comms_logger.enabled

@@ -73,8 +73,8 @@ def _remember_foreign(op: Any, torch_op: Any) -> None:
     if len(foreign_ops) >= MOST_FOREIGN_OPS:
         return
     foreign_ops[id(op)] = (op, torch_op)
-    # Before that, direct calls are not possible; _direct.py passes all operators when they become
-    # so.
+    # Without the native module there are no direct calls. When there are, _direct.py passes all
+    # operators.
     native = loaded_extension()
     if native is not None:
         native.remember_op(op, torch_op)

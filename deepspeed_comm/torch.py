@@ -98,8 +98,7 @@ def has_coalescing_manager(group: Any = None, device: Any = "cpu") -> bool:
         backend = find_backend(torch.device(device))
     except RuntimeError:  # the group has no backend for the device
         return False
-    # dscomm supports it, but reports false, because torch would make one Work of a batch of
-    # messages.
+    # dscomm supports it, but reports false: else torch would make one Work of several messages.
     is_ours = backend.name() == constants.DSCOMM_BACKEND
     return is_ours or bool(getattr(backend, "supports_coalescing", False))
 

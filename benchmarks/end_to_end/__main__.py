@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported: ranks are forked, and the parent's OpenMP pool would not survive that.
+# Before torch is imported: ranks are forked, and the parent's OpenMP pool does not survive a fork.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DS_ACCELERATOR"] = "cpu"
 

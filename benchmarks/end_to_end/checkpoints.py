@@ -40,7 +40,7 @@ def measure(contender: str, quick: bool) -> Measured:
             shutil.rmtree(folders[0])
     if digest(model) != then:
         raise RuntimeError("what was loaded is not what was saved")
-    # The first of each is warm-up.
+    # The first save and the first load are warm-up.
     return {"save": save[1:], "load": load[1:]}, then
 
 

@@ -31,7 +31,7 @@ class RowParallel(nn.Module):
 
 
 class ParallelHead(nn.Module):
-    """Has some of the words, and gathers the logits of all."""
+    """Has some of the words, and gathers the logits of all words."""
 
     def __init__(self, whole: nn.Linear) -> None:
         super().__init__()

@@ -93,7 +93,7 @@ def measure(contender: str, quick: bool) -> Measured:
 
 
 def remove_workspace() -> None:
-    """DeepSpeed's op leaves its memory behind, 66 MB of each rank."""
+    """Removes the memory that DeepSpeed's op leaves behind, 66 MB of each rank."""
     name = (
         f"deepspeed_allreduce_buffer_{os.getuid()}_{os.environ['MASTER_ADDR']}_"
         f"{os.environ['MASTER_PORT']}_{dist.get_rank()}"

@@ -34,7 +34,7 @@ def decode(step: Step, quick: bool) -> tuple[dict[str, list[float]], Any]:
 
 
 def generate(step: Step, count: int) -> tuple[list[int], list[float], torch.Tensor]:
-    """Greedily: the most likely word is the next."""
+    """Generates words greedily; returns them, the seconds of all but the first, and logits."""
     prompt = (torch.arange(PROMPT) * 5 % 91).unsqueeze(0)
     logits = step(prompt, 0)[:, -1]
     words, seconds = [int(logits.argmax())], []

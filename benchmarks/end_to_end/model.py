@@ -64,7 +64,7 @@ class Attention(nn.Module):
     def _cached(
         self, key: torch.Tensor, value: torch.Tensor, start: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of all positions up to these, which are kept."""
+        """Keeps these keys and values; returns those of all positions up to these."""
         if self.cache is None:
             batch, heads, _, size = key.shape
             self.cache = key.new_zeros(2, batch, heads, self.positions, size)
@@ -117,9 +117,8 @@ class Model(nn.Module):
     def forward(self, words: torch.Tensor, start: int | None = None) -> torch.Tensor:
         """Logits [batch, length, words] of the words [batch, length] int64.
 
-        start: the position of the first word. Earlier calls, all with a start, have had the words
-            before; 0 begins anew, and only then is a length of more than 1 allowed. None keeps
-            nothing.
+        start: the position of the first word, after the words of earlier calls with a start. 0
+            begins a new sequence; any other start allows only one word. None keeps nothing.
         """
         first = start or 0
         rotation = self.rotations[first : first + words.shape[1]]

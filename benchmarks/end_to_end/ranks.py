@@ -36,7 +36,7 @@ class RunFailed(Exception):
 class Run:
     figures: dict[str, float]  # by metric: the median of samples, each of the slowest rank
     outcome: list[Any]  # of each rank
-    disturbance: float  # the share of other processes in a rank's core; the larger one
+    disturbance: float  # the share of other processes in a rank's core, the most of any rank
 
 
 def run(workload: Workload, contender: str, quick: bool, pinned: bool = True) -> Run:

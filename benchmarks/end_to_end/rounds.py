@@ -11,8 +11,9 @@ from ranks import RunFailed, run
 from report import Row
 from workload import UNITS, Workload
 
-# A share of a core's time. An idle machine stays below a hundredth. If another process computes on
-# a core, every wait for the rank there is longer by the scheduler's slice.
+# Reports runs in which other processes had a larger share of a rank's core; on an idle machine they
+# have less than a hundredth. If one computes there, every wait for the rank is longer by the
+# scheduler's slice.
 DISTURBED = 0.1
 
 

@@ -24,7 +24,7 @@ class Metric:
     is_compared: bool = True  # False: the contenders do different work
 
 
-# The figure of a sample, or of a median, in seconds.
+# Converts a sample or a median from seconds to the unit.
 UNITS: dict[str, Callable[[float], float]] = {
     "tokens/s": lambda seconds: 1 / seconds,
     "steps/s": lambda seconds: 1 / seconds,

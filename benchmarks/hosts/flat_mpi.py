@@ -92,8 +92,8 @@ class FlatMpi:
         return call
 
     def _reduction(self, name: str, tensor: torch.Tensor, root: int) -> Callable[[], None]:
-        """In place for its caller. MPI receives into a second buffer, because with one for both,
-        Open MPI forgoes its algorithms for long messages. So the tensor changes its memory."""
+        """In place for the caller. MPI receives into a second buffer: with one buffer for both,
+        Open MPI does not use its algorithms for long messages. So the tensor's memory changes."""
         spare = torch.empty_like(tensor)
         receives = name == "all_reduce" or root == self.rank
         last = [] if name == "all_reduce" else [root]
@@ -135,7 +135,7 @@ class FlatMpi:
     def _exchange(
         self, given: torch.Tensor, result: torch.Tensor, count: int, after: int, before: int
     ) -> Callable[[], None]:
-        """One half goes around the ranks one way, the other half the other way."""
+        """Sends one half to the next rank, the other half to the previous rank."""
         requests = (self._request * 4)()
         sent, received = given.chunk(2), result.chunk(2)
         calls = []

@@ -1,9 +1,9 @@
 """In a rank: communication beside compute, over each backend, in turns.
 
-Two figures tell how well a call proceeds while its caller computes, each a time divided by the sum
-of the times of both alone: an asynchronous all-reduce of 16 MB beside matrix products of about the
-same time, and a step of DistributedDataParallel, whose buckets are reduced during the backward
-pass. 1 means that nothing overlaps. Compute has one thread.
+Two figures tell how well communication proceeds while its caller computes: for an asynchronous
+all-reduce of 16 MB beside matrix products of about the same time, and for a step of
+DistributedDataParallel, whose buckets are reduced during the backward pass. A figure is the time of
+both at once divided by the sum of both alone: 1 means no overlap. Compute has one thread.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def step_calls(group: Any) -> Calls:
             work.wait()
 
     for is_synced in (True, True, False):
-        step(is_synced)  # DDP makes its buckets anew after the first
+        step(is_synced)  # DDP makes its buckets again after the first step
     return {
         "buckets": communicate,
         "step without them": lambda: step(False),
@@ -121,7 +121,7 @@ def bucket_sizes(model: torch.nn.Module, group: Any) -> list[int]:
     """Elements of each bucket of a step, as DDP tells its hook."""
     sizes: list[int] = []
 
-    # Without types, because DDP refuses annotations that are texts, as all of this file are.
+    # Without types: DDP refuses annotations that are strings, as all annotations of this file are.
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         sizes.append(bucket.buffer().numel())
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -19,8 +19,7 @@ from tests.cluster.jobs import Job, start_ranks
 
 RANK = str(Path(__file__).with_name("rank.py"))
 LIMIT_S = 3600.0  # of a job
-# Short calls scatter most and cost least, so more of them are made. Calls that take long over a
-# slow wire are few.
+# More short calls are made, because their times scatter most; few long ones over a slow wire.
 SHORT_BYTES, SHORT_TIMES = 128 << 10, 5
 LONG_BYTES, LONG_ROUNDS, SLOW_MBIT = 4 << 20, 3, 1_000
 
@@ -49,7 +48,7 @@ def measure(
 ) -> Table:
     """In each pass the libraries take turns; a time is the median of the jobs' times."""
     is_slow = 0 < wire <= SLOW_MBIT
-    groups: dict[int, list[int]] = defaultdict(list)  # sizes by calls
+    groups: dict[int, list[int]] = defaultdict(list)  # sizes by number of calls
     for size in options.sizes:
         calls = options.rounds * SHORT_TIMES if size <= SHORT_BYTES else options.rounds
         groups[min(LONG_ROUNDS, calls) if is_slow and size >= LONG_BYTES else calls].append(size)
@@ -90,7 +89,7 @@ def measure(
 
 
 def run(hosts: Hosts, placement: list[int], library: Library, *arguments: str) -> Job:
-    """A job that has ended. Ends the benchmark if a rank fails, or has loaded another library."""
+    """Runs a job. Ends the benchmark if a rank fails, or has loaded another library."""
     env = library.environment
     with start_ranks(hosts, placement, RANK, *arguments, env=env, limit_s=LIMIT_S) as job:
         job.finish(LIMIT_S)

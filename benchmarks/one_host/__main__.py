@@ -46,7 +46,7 @@ from deepspeed_comm.comms_log.files import replaced_when_complete
 
 SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
 MESSAGE_SIZES = (8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
-# Above this, Python takes longer to check a result than all others take to be measured.
+# Above this, Python needs longer to check a result than all other peers for their measurements.
 FROM_PYTHON, MOST_FROM_PYTHON = ("torch", "gloo"), 16 << 20
 
 
@@ -83,7 +83,7 @@ def has(op: str, peer: str) -> bool:
 
 
 def names_of(options: argparse.Namespace) -> list[str]:
-    """The peers in the order of a round. A peer of --before follows its twin."""
+    """The peers in the order of a round; one of --before follows that of this checkout."""
     names: list[str] = []
     for name in options.peers:
         if any(has(op, name) for op in options.operations):

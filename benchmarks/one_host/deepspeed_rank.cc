@@ -20,7 +20,7 @@ int main(int count, char** arguments) {
   one_host::measure(options, meeting, [&](void* data, size_t n, one_host::DType dtype) {
     thread_local torch::Tensor tensor;
     const auto type = dtype == one_host::DType::kFloat32 ? torch::kFloat32 : torch::kBFloat16;
-    // Made only after a change, because no caller makes a tensor for each call.
+    // Made again only for another size or dtype, because no caller makes a tensor for each call.
     if (!tensor.defined() || tensor.numel() != static_cast<int64_t>(n) ||
         tensor.scalar_type() != type)
       tensor = torch::from_blob(data, {static_cast<int64_t>(n)}, type);

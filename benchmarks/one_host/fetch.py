@@ -76,8 +76,8 @@ def wheels(folder: Path, *requirements: str) -> Path:
 def source(folder: Path, requirement: str, below: str) -> Path:
     """One folder of a source distribution, as `folder/below`. Nothing of it is built.
 
-    pip unpacks the distribution and then asks for its metadata, for which some need packages that
-    are missing here. The unpacked files are kept, even if that fails.
+    pip unpacks the distribution and then makes its metadata, which may need packages that are
+    missing here. The unpacked files are kept, even if making the metadata fails.
     """
 
     def make(part: Path) -> None:

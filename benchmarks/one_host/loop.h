@@ -42,7 +42,7 @@ class Operation {
   virtual bool is_timed() const { return true; }
 };
 
-constexpr int kWarmUps = 8;              // calls after the values were written anew
+constexpr int kWarmUps = 8;              // calls after new values were written
 constexpr size_t kLargeBytes = 1 << 20;  // from this size on, one warm-up call is enough
 constexpr size_t kFewestSamples = 5;
 constexpr double kShortestSampleUs = 2;
@@ -71,7 +71,7 @@ class Case {
   }
 
  private:
-  // Lasts until a peer has touched all memory that it uses in turns.
+  // Lasts for half the budget, so that a peer has touched all memory that it uses in turns.
   void warm_up() {
     operation_.clear();
     const double end = now_us() + 1000 * options_.budget_ms / 2;

@@ -80,7 +80,7 @@ class Meeting {
     constexpr size_t kBatches = 21;
     constexpr int kExchanges = 50;
     const int end = rank_ == 0 ? 0 : 1;
-    // Cores that take turns on one core of the host need much longer, which one batch shows.
+    // Virtual cores that take turns on one core need much longer; one batch is enough to show it.
     const Clock::time_point enough = Clock::now() + std::chrono::milliseconds(5);
     std::vector<double> batches;
     while (meet(batches.empty() || (batches.size() < kBatches && Clock::now() < enough)) != 0) {

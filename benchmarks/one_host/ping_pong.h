@@ -64,7 +64,7 @@ class PingPongOperation final : public Operation {
   bool is_timed() const override { return rank_ == 0; }
 
  private:
-  // Words of different ranks and rounds differ by more than the ranks count.
+  // Words of different ranks and rounds differ by more than all calls of count() add.
   static uint64_t word_at(size_t place, int rank, uint32_t round) {
     const uint64_t shift = (uint64_t{round} << 24) + (static_cast<uint64_t>(rank) << 56);
     return (place + 1) * 0x9e3779b97f4a7c15 + shift;

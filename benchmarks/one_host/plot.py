@@ -30,7 +30,7 @@ def draw(rows: list[Row], folder: Path, about: str) -> list[Path]:
 
 
 def _figure(rows: list[Row], title: str) -> Any:
-    # A panel without ours, or with ours alone, compares nothing.
+    # A panel without dscomm, or with dscomm alone, compares nothing.
     pairs = {(row.state, row.mode) for row in rows}
     of_pair = {pair: {row.peer for row in rows if (row.state, row.mode) == pair} for pair in pairs}
     seen = {pair for pair, own in of_pair.items() if own & {*OURS} and own - {*OURS}} or pairs

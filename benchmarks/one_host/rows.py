@@ -34,7 +34,7 @@ class Row:
 
 
 def rows_of(runs: list[Run]) -> list[Row]:
-    """Without rows of no state, and without failed runs."""
+    """Without rows of mixed states, and without failed runs."""
     found: dict[Key, list[dict[str, Any]]] = {}
     for run in runs:
         for row in [] if run.failure else run.rows:

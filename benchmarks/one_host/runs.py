@@ -73,11 +73,11 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
         before = probe(prober, probed)
         failure = _finish(peer, peer.commands(flags, ranks), plan.limit_s, folder)
         after = probe(prober, probed)
-        for left in SHARED.glob(f"*{meet.name}*"):  # by a peer that was ended
+        for left in SHARED.glob(f"*{meet.name}*"):  # left by a peer that was killed
             left.unlink()
         lines = out.read_text().splitlines() if out.exists() else []
     title = title_of(name)
-    # Ranks that have a core each probe between any two rows, unless they are in Python.
+    # If each rank has a core, ranks (except those in Python) also probe before and after each row.
     whole = {"before_ns": before, "after_ns": after}
     found = [{"peer": title, **whole, **json.loads(line)} for line in lines]
     for row in found:
@@ -128,7 +128,7 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], end: float) -> str:
 def _started(
     peer: Peer, commands: list[list[str]], stderr: Any
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Each leads a new process group, which is killed at the end."""
+    """Starts the commands. Each leads a new process group, which is killed at the end."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:

@@ -4,10 +4,10 @@
 //
 //   collectives RANKS_OF_A_HOST COLLECTIVE CHECKED BYTES...
 //
-// COLLECTIVE is all_reduce, reduce_scatter or all_gather. BYTES is the size of the whole: in the
-// last two, of the data of all ranks together. All is float32 and SUM. CHECKED is 1: results are
+// COLLECTIVE is all_reduce, reduce_scatter or all_gather. BYTES is the size of the tensor or, in
+// the last two, of the data of all ranks together: float32, with SUM. CHECKED is 1: results are
 // checked; or 0: all ranks, which are threads of one process, use the same buffers, so that many
-// hosts fit into memory. Between the ranks of one host MpiTeam stands in for shared memory.
+// hosts fit into memory. Inside a host an MpiTeam is used instead of shared memory.
 //
 // Prints lines: ranks, bytes, and the us of MPI, MpiTeam and HierarchicalTeam. With one rank on
 // each host there is no HierarchicalTeam, and MpiTeam's time is repeated.
@@ -58,7 +58,7 @@ bool has_parts(const std::string& name) { return name != "all_reduce"; }
 
 float value(size_t element, size_t rank) { return static_cast<float>((element + rank) % 5); }
 
-// One call's buffers on a rank: of some `count` elements.
+// The buffers of a rank's calls, each of about `elements` elements.
 struct Buffers {
   Buffers(size_t ranks, size_t rank, size_t elements, bool has_parts, bool is_checked)
       : part_count(std::max<size_t>(elements / ranks, 1)),
@@ -106,7 +106,7 @@ class Simulation {
     std::vector<std::vector<int>> hosts(static_cast<size_t>(size_ / local_count_));
     for (int rank = 0; rank < size_; ++rank)
       hosts[static_cast<size_t>(rank / local_count_)].push_back(rank);
-    // All ranks split at the same time: by host; by local rank, for its slice; and not at all.
+    // MPI_Comm_split() needs all ranks: each passes its host, its local rank (for slices), or 0.
     auto inside = [this](std::span<const int> ranks, const std::string&) {
       return Result<std::unique_ptr<Team>>(team_of(ranks, rank_ / local_count_));
     };

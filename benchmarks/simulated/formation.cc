@@ -75,8 +75,7 @@ class World {
   }
   int64_t now_ns(int leader) const { return clocks_[static_cast<size_t>(leader)].ns; }
 
-  // Asks the store about `keys` keys, and waits for the answer. `handle` returns the number of
-  // bytes that travel.
+  // Asks the store about `keys` keys, and waits for the answer. `handle` returns the bytes sent.
   template <typename Handle>
   void ask(int leader, size_t keys, Handle handle) {
     go_on_at(leader, now_ns(leader) + costs_.hop_ns);  // arrives after all earlier questions
@@ -110,7 +109,7 @@ class World {
     std::condition_variable turn;
   };
 
-  // Once all wait, releases one thread, so that a seed has one outcome.
+  // Once all leaders wait, releases one thread, so that a seed has one outcome.
   void release_next() {
     if (waiting_.size() + static_cast<size_t>(ended_) < clocks_.size() || waiting_.empty()) return;
     Clock& next = clocks_[static_cast<size_t>(waiting_.begin()->second)];

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kSlice{5};
 constexpr std::chrono::milliseconds kReasonNap{1};
-// Longer than other ranks wait (kCauseGraceNs), because they may know the cause of a death better.
+// How long reason_or() polls. Longer than other ranks wait before they report a death
+// (kCauseGraceNs), because they may know its cause better.
 constexpr int64_t kReasonGraceNs = 2 * kCauseGraceNs;
 
 struct Returned {

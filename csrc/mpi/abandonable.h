@@ -17,8 +17,7 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
                        const GiveUpCheck& check);
 
 // Returns the reason for `refused`, an error of MPI. A broken connection is often the first sign of
-// a death, so polls `check` for a moment, at most until `end`. Returns `refused` if `check` stays
-// OK.
+// a death, so polls `check` for a moment, not beyond `end`. Returns `refused` if `check` stays OK.
 Status reason_or(const Status& refused, const Deadline& end, const GiveUpCheck& check);
 
 }  // namespace dscomm

@@ -30,7 +30,7 @@ constexpr int kMostConnected = 256;
 // True while MPI_Init_thread runs: if it never returns, MPI's state is unknown. Guards no data.
 std::atomic<bool> initialisation_left_behind{false};
 
-// A rank's place in MPI_COMM_WORLD, and whether its connections can carry a token.
+// A rank's place in MPI_COMM_WORLD, and its MpiStart::carries_token().
 struct WorldRank {
   uint64_t rank = 0, size = 0;
   bool carries_token = false;
@@ -337,7 +337,7 @@ class BringUp {
   StartContext context_;
 
   std::string step_;
-  std::unique_ptr<MpiStart> start_ = make_mpi_start();  // moved to world_ later
+  std::unique_ptr<MpiStart> start_ = make_mpi_start();  // moved to world_ after the plan
   std::unique_ptr<MpiWorld> world_;
   std::vector<int> world_ranks_;  // of the members, in MPI_COMM_WORLD
 };

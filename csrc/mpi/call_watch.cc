@@ -26,10 +26,11 @@ constexpr std::chrono::milliseconds kTick{50};
 constexpr int kTicks = 16;
 // For a call without a known deadline.
 constexpr int kTicksWithoutDeadline = 100;
-// A signal rarely finds a call that mostly makes system calls outside the C library: for example
-// Open MPI 4's loop that prints "invalid connection state". After this many ticks, and from the
-// second signal on, the call is left inside the library, too: it may hold a lock of malloc's, but
-// would otherwise hang. 1.5 s, because a rank must notice a death on another host within 2 s.
+// If a call mostly makes system calls, such as Open MPI 4's loop that prints "invalid connection
+// state", a signal rarely interrupts it outside the C library. So after this many ticks, and from
+// the second signal on, it is also left just after a system call. It may then hold a lock of
+// malloc's, but would otherwise hang. 1.5 s, because a rank must notice a death on another host
+// within 2 s.
 constexpr int kPatientTicks = 30;
 // CPU time in one call that counts as hanging. A healthy call moves a chunk of a few MiB.
 constexpr int64_t kBusyNs = 400'000'000;

@@ -15,9 +15,9 @@ std::string environment_value(const std::string& name);
 // The whole environment, for a new program.
 char** whole_environment();
 
-// Restores the environment when destroyed: variables set here, and by MPI meanwhile, would make a
-// child process believe that it is a rank. Like setenv(), not safe while other threads read the
-// environment.
+// Restores the environment when destroyed, because the variables that this object and the starting
+// MPI have set would make a child process believe that it is a rank. Like setenv(), not safe while
+// other threads read the environment.
 class EnvironmentForStart {
  public:
   // `prefixes`: of the names that belong to MPI and its launchers. set() takes only such names.

@@ -9,8 +9,7 @@
 namespace dscomm {
 namespace {
 
-// Relaxed: a thread that reads an old value calls MPI once more, as it could just before MPI gave
-// up.
+// Relaxed: a thread that reads an old value calls MPI as it could have just before MPI gave up.
 std::atomic<bool> gave_up{false};
 std::mutex words_mutex;
 std::string words;

@@ -12,10 +12,10 @@
 //   Its TCP code hangs in the call, waiting for a lock or looping. The call watch (call_watch.h)
 //   takes the thread out of the call, and guarded() returns an error code.
 //
-// MPICH likewise calls exit() (mpich/exit_hook.h) or hangs.
+// When a connection breaks, MPICH calls exit() (mpich/exit_hook.h) or hangs.
 //
-// Afterwards MPI's state is inconsistent and its locks may be held. So MPI has "given up" for all
-// threads of the process, and dscomm does not call MPI again.
+// After a call has been left, MPI's state is inconsistent and its locks may be held. So MPI has
+// "given up" for all threads of the process, and dscomm does not call MPI again.
 //
 // The program's own calls of MPI do not change: Open MPI's own function still ends the process.
 #pragma once

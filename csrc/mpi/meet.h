@@ -1,8 +1,7 @@
 // Meetings of ranks over MPI that can be cancelled.
 //
-// MPI makes communicators in calls that wait for other ranks without a limit, and a thread
-// abandoned in such a call uses a core until the process ends. So ranks first check that all are
-// there.
+// MPI makes communicators in calls that wait for other ranks without a limit, and a thread that is
+// abandoned in such a call uses a core until the process ends. So all ranks first meet.
 #pragma once
 
 #include <mpi.h>
@@ -18,8 +17,8 @@
 namespace dscomm {
 
 // Waits until all of `ranks` of `comm`, including this one, have called meet() with the same ranks
-// and tag. kTimeout names a missing rank by name(its index in `ranks`); a failure of `check` ends
-// the wait too. Sends empty messages, in log2(number of ranks) rounds.
+// and tag. kTimeout names a rank whose message is missing, by name(index in `ranks`). A failure of
+// `check` ends the wait, too. Sends empty messages, in log2(number of ranks) steps.
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
             const GiveUpCheck& check, const std::function<std::string(size_t index)>& name);
 
@@ -27,8 +26,8 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
 // makes all connections. Returns kTimeout at `deadline`, or `check`'s failure.
 Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const GiveUpCheck& check);
 
-// Collective over `ranks` of `comm`: makes a communicator of them, which returns its errors. Blocks
-// until all have come. Returns MPI's code.
+// Collective over `ranks` of `comm`: makes a communicator of them, on which MPI returns its errors.
+// Blocks until all have called this. Returns MPI's code.
 int create_communicator(MPI_Comm comm, const std::vector<int>& ranks, int tag, MPI_Comm* made);
 
 }  // namespace dscomm

@@ -8,22 +8,21 @@
 // covers earlier calls, because a rank that only sends may have finished a call in which the ranks
 // differ. Counts that must match in pairs (the elements that one rank sends and another expects)
 // are balanced: the sender adds a hash of the pair and the count, the receiver subtracts it, and
-// the sum over all ranks is zero if all pairs match. So every rank detects a mismatch, in the same
-// call.
+// the sum over all ranks is zero if all pairs match. So all ranks find a mismatch in the same call.
 //
-// Few ranks send their headers, with the call itself, directly to each other. Receives have room
-// for the longest CallHeader that any rank may send, so nothing is truncated whatever the others
-// call. Among many ranks MPI reduces headers of 1 KiB. Small data is piggybacked on the CallHeader,
-// so that a small call takes one round. In a small broadcast or reduce among few ranks only headers
-// with data are sent, and along a chain only those from each rank to the next, so no rank waits for
-// ranks that send it nothing.
+// Among few ranks, each sends its header, with the call itself, directly to each other rank.
+// Receives have room for the longest CallHeader that any rank may send, so nothing is truncated
+// whatever the others call. Among many ranks MPI reduces headers of 1 KiB. Small data is
+// piggybacked on the CallHeader, so that a small call needs no other messages. In a small broadcast
+// or reduce among few ranks only headers with data are sent, and along a chain only those from each
+// rank to the next, so no rank waits for ranks that send it nothing.
 //
 // Ranks whose calls differ may wait for each other without any message. So after a long wait a rank
 // makes all ranks compare their last calls (FailureDetector::compare_calls()).
 //
 // In calls that use MPI's collectives the CallHeader precedes the data: a collective whose
-// arguments do not match may write out of bounds or end the job. Copying the first chunk into
-// staging meanwhile hides most of the delay.
+// arguments do not match may write out of bounds or end the job. While the headers travel, the
+// first round is copied into staging, which hides most of the delay.
 #pragma once
 
 #include <mpi.h>

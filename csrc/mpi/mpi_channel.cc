@@ -17,7 +17,7 @@ namespace {
 // A pass over some hundred channels takes less than this if nothing arrives.
 constexpr int64_t kPassNs = 10'000;
 
-// The longest cell is a little less than Open MPI sends eagerly over TCP: 64 KiB with its header.
+// With MPI's header, the longest cell stays below the 64 KiB that Open MPI sends eagerly over TCP.
 // Longer cells would take more memory, which each peer's rings keep until the channel is destroyed.
 constexpr size_t kShortestCell = 4096, kLongestCell = 60 << 10;
 

@@ -1,4 +1,4 @@
-// MpiChannel: sends the cells of point-to-point messages between two processes through MPI.
+// MpiChannel: sends point-to-point messages to another process through MPI, cut into cells.
 //
 // Each cell is one non-blocking send from one ring of staging memory and one receive into another
 // ring. The receiver probes for the first cell of a message, then posts receives for the rest. So
@@ -28,8 +28,8 @@ class MpiArrivals {
 
   MPI_Comm comm() const { return comm_; }
   // For the channel to `rank`: sets *is_any to whether a cell from any rank has arrived without a
-  // posted receive. If not, other channels get the same answer in the same pass. Returns MPI's
-  // code.
+  // posted receive. If not, calls for other ranks in the next 10 us get this answer without a probe
+  // of MPI. Returns MPI's code.
   int ask(int rank, bool* is_any);
 
  private:
@@ -40,8 +40,9 @@ class MpiArrivals {
 
 class MpiChannel final : public CellChannel {
  public:
-  // `rank` is the peer's rank in the communicator, `peer` its description for messages. Before each
-  // cell is sent, `gone` is asked: once the peer has died or left, cells are discarded.
+  // `rank` is the peer's rank in the communicator, `peer` its description for messages. `gone` is
+  // called before each cell is sent; once it fails, because the peer has died or left, cells are
+  // discarded.
   MpiChannel(
       std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer,
       GiveUpCheck gone = [] { return Status(); });

@@ -1,6 +1,6 @@
 // Tags on the communicator of a transport's members; bring-up uses them on MPI_COMM_WORLD, too.
-// flush() has its barrier on the same communicator. The messages of a Team use the Team's
-// communicators. MPI guarantees tags of 15 bits.
+// MpiTransport::flush() has its barrier on the communicator of the members. The messages of a Team
+// use the Team's communicators. MPI guarantees tags of 15 bits.
 #pragma once
 
 namespace dscomm {

@@ -21,8 +21,9 @@ constexpr int64_t kAskEveryNs = 1'000'000;
 // each time the wait has doubled. Ranks from the fourth on start later.
 constexpr int64_t kCompareAfterNs = 100'000'000;
 
-// A live rank answers within this time on an overloaded machine. At most a twentieth of the
-// timeout, and less than HierarchicalTeam::later() adds for ranks inside the host, which know less.
+// A live rank answers a stall probe (timed_out()) within this time, even on an overloaded machine.
+// At most a twentieth of the timeout, and less than HierarchicalTeam::later() adds for ranks inside
+// the host, which know less.
 constexpr int64_t kAnswerMs = 150;
 // All ranks of a Team time out together, and then ask the others how far they are. If all asked at
 // once, each pair of ranks would exchange an answer. So ranks 0 to 2 ask at once. The others first
@@ -67,8 +68,8 @@ class MpiTeam::Monitor final : public MpiWaitMonitor {
     return team_.check_missing_members(phase_);
   }
 
-  // Asks which ranks are stopped before it names any. Meanwhile a rank that knows the cause may end
-  // the Team.
+  // Asks all ranks how far they are, so that the error names those that do not answer or are late.
+  // While this rank waits for the answers, another rank that knows the cause may end the Team.
   Status timed_out() override {
     team_.outermost().compare_calls(false);
     FailureDetector& detector = team_.detector_;
@@ -112,7 +113,7 @@ class MpiTeam::Monitor final : public MpiWaitMonitor {
   const CallPhase phase_;
   AbortMonitor aborts_, ends_;
   int64_t waited_ns_ = 0, next_ask_ns_ = kAskEveryNs;
-  // Staggered, so that most ranks see an earlier rank's comparison and need not ask.
+  // Staggered, so that most ranks see an earlier rank's comparison and need not start one.
   int64_t next_comparison_ns_ = (1 + step_of(team_.rank_in_group_)) *
                                 std::min(kCompareAfterNs, team_.deadline_->timeout_ms() * 100'000);
 };
@@ -146,7 +147,7 @@ MpiTeam::~MpiTeam() {
   // A failed Team may have left MPI requests pending, here or on other ranks.
   if (is_finalized || !failure().ok()) return;
   // Every call is complete, so no message for this rank is in transit, unless the ranks' last calls
-  // differed and this rank's waited for no other rank.
+  // differed and this rank did not wait for the others in its last call.
   for (auto& [key, prepared] : prepared_) prepared.release();
   if (check_ != data_) (void)guarded([&] { return MPI_Comm_free(&check_); });
   (void)guarded([&] { return MPI_Comm_free(&data_); });
@@ -180,7 +181,8 @@ Status MpiTeam::begin_one_way(size_t count, const HeaderRoute& way, const CallOp
 }
 
 Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
-  // The rank that ended the Team may have finished this call; others then need this rank's part.
+  // If a rank finished this call and then ended the Team, other ranks may still need this rank's
+  // part of the call: so fail only if the Team ended in this call or before.
   if (!failure_in(options.parent_call != nullptr ? options.parent_call->number() : sequence_ + 1)
            .ok())
     return failure();
@@ -192,13 +194,14 @@ Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
   call_.sequence = ++sequence_;
   if (options.parent_call == nullptr) detector_.note_call(options_.id, call_, caller_);
   read_failure_notices();
-  // A rank that is gone cannot make this call, so it gets no grace. But messages of a rank that
-  // left may arrive.
+  // A rank that is gone cannot make this call, so it gets no grace. But if this rank only receives,
+  // messages that a rank sent before it left may still arrive.
   gone_since_ns_ = -kGraceOfLeaversNs;
   DSCOMM_RETURN_IF_ERROR(
       check_missing_members(only_receives ? CallPhase::kMoving : CallPhase::kEntering));
   if (only_receives) gone_since_ns_ = monotonic_ns();
-  // A call with `meanwhile` notes this later: other ranks may wait for this one in meanwhile().
+  // A call with `meanwhile` notes its position in Exchange::run(), after meanwhile(): until then
+  // other ranks may wait for this one there.
   if (options.meanwhile == nullptr)
     detector_.note_position(options_.id, position(CallPhase::kEntering));
 
@@ -447,7 +450,7 @@ Status MpiTeam::end(const Status& status) {
 }
 
 Status MpiTeam::refused(const Status& status) {
-  await_all();  // MPI gives up for all ranks at once
+  await_all();  // any rank may be the cause: MPI gives up on all at once
   const Status reason = reason_or(status, *deadline_, [this]() -> Status {
     read_failure_notices();
     DSCOMM_RETURN_IF_ERROR(failure_in(kAnyCall));
@@ -565,7 +568,7 @@ Status MpiTeam::failure_in(uint64_t call) {
 
 Status MpiTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
-  // Relaxed: a stale count only repeats the question.
+  // Relaxed: a stale count only costs another call of ended().
   const uint64_t count = detector_.count();
   if (count == failure_count_.load(std::memory_order_relaxed)) return {};
   if (Status ended = detector_.ended(options_.id); !ended.ok()) return cause_.keep(ended);

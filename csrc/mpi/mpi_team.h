@@ -15,8 +15,8 @@
 //
 // Other calls begin with a short exchange of headers, in which the ranks verify that they
 // make the same call (mpi_agreement.h); small data is piggybacked on it. In a small broadcast or
-// reduce among few ranks, and along a chain, headers go in one direction. Among many ranks the
-// CallHeader is a collective on a separate communicator, so that it never meets data.
+// reduce among few ranks, and along a chain, headers go in one direction. Among many ranks MPI
+// reduces the headers on a separate communicator, so that they never meet data.
 //
 // MPI reports no deaths and no aborts: a rank whose peer is gone waits for ever. So every wait
 // polls the failure detector and ends at the deadline. Memory that MPI still uses then is never
@@ -54,9 +54,10 @@
 namespace dscomm {
 
 // A rank that left in order may have sent its part of the current call, and others may still
-// forward it: they get this long, enough for an overloaded machine. A rank leaves up to a second
-// after its program ends. Both together are less than kExitGrace (csrc/torch/exit.cc), for which a
-// process that ends waits for its last calls, so all ranks learn first which rank left.
+// forward it. So calls wait for such messages this long, enough for an overloaded machine. A rank
+// leaves up to a second after its program ends. Both times together are less than kExitGrace
+// (csrc/torch/exit.cc), for which an ending process waits for its last calls. So before it ends, it
+// learns which rank left.
 inline constexpr int64_t kGraceOfLeaversNs = 3'000'000'000;
 
 struct MpiTeamMember {
@@ -80,13 +81,13 @@ struct MpiTeamOptions {
   // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if each rank gets at least
   // this many bytes; for shorter messages the cost of a message dominates. The same on all members.
   size_t least_pair_bytes = size_t{16} << 10;
-  // Some host has several of the ranks, which share its network link. MPI then does long
-  // all-reduces among many, as MPI's messages stay mostly inside hosts. The same on all members.
+  // Some host has several of the ranks, which share its network link. Among many ranks, MPI then
+  // does long all-reduces, because its messages stay mostly inside hosts. The same on all members.
   bool shares_hosts = false;
   // Messages in flight in each direction of a gather, a scatter or an all_to_all.
   size_t stream_slots = 16;
-  // If MPI reduces, halves travel as float32 and are rounded once, not per hop. The same on all
-  // members.
+  // If MPI reduces, float16 and bfloat16 travel as float32 and are rounded once, not per hop. The
+  // same on all members.
   bool halves_as_float32 = false;
   // Up to this many ranks are "few" and send their headers to each other in one hop. Among more
   // ranks MPI reduces the headers, up and down a tree. The same on all members.
@@ -153,8 +154,7 @@ class MpiTeam final : public Team {
   enum class CallPhase : uint64_t { kEntering = 0, kMoving = 1 };
   class Monitor;
 
-  // The length of a message to one rank, so short that MPI should send it eagerly: in bytes, and in
-  // elements of a size.
+  // The longest message to one rank, which MPI should send eagerly: in bytes, and in elements.
   size_t message_bytes() const { return std::min(options_.chunk_bytes, options_.message_bytes); }
   size_t piece_of_message(size_t element_bytes) const {
     return std::max<size_t>(message_bytes() / element_bytes, 1);
@@ -256,8 +256,7 @@ class MpiTeam final : public Team {
   template <typename ShareOf, typename Gets>
   Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
                        const Gets& gets);
-  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of one message to
-  // each rank, added up.
+  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of all shares.
   bool fits_pairs(size_t bytes_of_message) const;
   // The length of a piece if `count` elements are cut into equal pieces of at most `most`.
   size_t even_piece(size_t count, size_t most) const;
@@ -297,8 +296,7 @@ class MpiTeam final : public Team {
   // Returns memory for piggybacked data. Among many ranks all pass one length, as MPI reduces it.
   std::byte* piggyback(size_t bytes);
   std::byte* piggyback_to_be_reduced(DType dtype, ReduceOp op, size_t count);
-  // Like piggyback(), with different data for each rank. Only if is_few(); at most message_bytes()
-  // for each rank.
+  // Like piggyback(), with up to message_bytes() of different data for each rank. Only if is_few().
   std::byte* piggyback_to(int k, size_t bytes);
   // Call after agree(). The data that rank k piggybacked, if is_few(); else the reduced data.
   std::byte* was_piggybacked(int k) { return slot(1 + k) + heading_bytes(); }
@@ -326,7 +324,8 @@ class MpiTeam final : public Team {
   Status disagree();
   Status differs(const CallRecord& theirs, int rank);
   Team& outermost() { return parent_ != nullptr ? *parent_ : *this; }
-  // If `asks`, makes all ranks compare their last calls, else leaves that to another; then waits.
+  // If `asks`, makes all ranks compare their last calls; if not, another rank does. Then waits for
+  // at most kDifferenceWait until the comparison ends the Team.
   Status find_difference(bool asks);
   // Counts a message to a rank that may not have taken the previous ones. Returns whether the
   // message must complete only when its receive is posted, which bounds MPI's buffers for the rank.
@@ -365,7 +364,7 @@ class MpiTeam final : public Team {
 
   // Ends the Team with a cause that this rank found in the current call; an earlier cause wins.
   Status fail(Code code, const std::string& cause);
-  // The same with a status; does nothing if it is OK.
+  // Like fail(code, cause); does nothing if `cause` is OK.
   Status fail(const Status& cause) {
     return cause.ok() ? Status() : fail(cause.code(), cause.message());
   }
@@ -407,7 +406,7 @@ class MpiTeam final : public Team {
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;                // see CallOptions; of this Team, if it has no parent
   const CallRecord* record_ = nullptr;  // of the current call
-  CallRecord call_;                     // the same, or that of the parent's call
+  CallRecord call_;                     // *record_, or that of the parent's call
   Team* parent_ = nullptr;              // parent team, see CallOptions
   const Deadline* deadline_ = nullptr;  // of the current call
   const Chunks* chunks_ = nullptr;      // see CallOptions

@@ -21,7 +21,8 @@ constexpr size_t kLeastPieceBytes = size_t{8} << 10;
 
 // The root is first; the other ranks follow in order.
 struct MpiTeam::Chain {
-  // For a call in chunks ignores `count`, which differs between slices: all slices use one piece.
+  // In a call that comes in chunks, ignores `count`, which differs between slices: all slices have
+  // pieces of one length.
   Chain(const MpiTeam& team, int root, size_t count, size_t element_bytes)
       : position((team.rank_ - root + team.size()) % team.size()),
         is_last(position == team.size() - 1),

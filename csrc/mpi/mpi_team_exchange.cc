@@ -81,7 +81,8 @@ Status MpiTeam::Exchange::run() {
   return {};
 }
 
-// Starts messages in all free slots. Receives start with the predecessor, the first sender.
+// Starts messages in all free slots. Receives start with the predecessor, because it sends to this
+// rank first.
 Status MpiTeam::Exchange::fill() {
   const size_t count = partners_.size();
   const auto start = [&](Cursor& cursor, size_t first_slot, auto messages_of, auto begin) {
@@ -202,7 +203,8 @@ Status MpiTeam::Exchange::receive_message(size_t slot, const MPI_Status& status)
     if (--headings_left_ == 0)
       team_.detector_.note_position(team_.options_.id, team_.position(CallPhase::kMoving));
   }
-  // If the heading is not handled yet, another thread's poll completed its receive: it comes next.
+  // If the heading is not compared yet (another thread's poll completed its receive), it comes next
+  // and will differ.
   if (bytes != bytes_of(partner.out_count, message))
     return partner.has_agreed ? wrong_length(partner) : Status();
   if (bytes > 0) std::memcpy(partner.out + message * piece_bytes_, data, bytes);
@@ -253,7 +255,7 @@ Status MpiTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
   return exchange_blocks(ins, outs, options);
 }
 
-// splits_ holds the blocks' lengths. An empty list has no blocks.
+// splits_ holds the blocks' lengths. If `ins` or `outs` is empty, all its blocks are empty.
 Status MpiTeam::exchange_blocks(std::span<const void* const> ins, std::span<void* const> outs,
                                 const CallOptions& options) {
   const CallRecord& call = *record_;

@@ -6,7 +6,7 @@
 // and every rank sends and receives no more bytes than necessary.
 //
 // One rank reduces a share alone: its own values first, then the others' in the order of the steps.
-// Halves are added as float32 and rounded once, even if they travel as halves.
+// float16 and bfloat16 are added as float32 and rounded once, even if they travel in 16 bits.
 
 #include "core/reduce/reduce.h"
 #include "core/team/widen.h"
@@ -58,7 +58,8 @@ bool MpiTeam::fits_pairs(size_t bytes_of_message) const {
   return !is_few() && size() > 2 && bytes_of_message >= options_.least_pair_bytes;
 }
 
-// In chunks the piece ignores the count, which differs between the slices of a hierarchy.
+// In a call that comes in chunks, ignores `count`, which differs between the slices of the parent
+// team: all slices have pieces of one length.
 size_t MpiTeam::even_piece(size_t count, size_t most) const {
   if (chunks_ != nullptr) return within_chunks(most);
   const size_t pieces = std::max<size_t>((count + most - 1) / most, 1);

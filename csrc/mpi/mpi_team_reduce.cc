@@ -149,7 +149,7 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
   return run(rounds);
 }
 
-// Prepared only for one round: a longer call keeps four in flight. Every rank decides the same.
+// Only calls of one round are prepared: others have several in flight. All ranks decide the same.
 PersistentAllReduce* MpiTeam::find_prepared(size_t count, const Reduction& reduction) {
   const bool is_one_round = count > 0 && chunks_ == nullptr &&
                             count * on_wire(reduction).wire_bytes() <= options_.chunk_bytes;

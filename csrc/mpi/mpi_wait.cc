@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kYieldToOthersNs = 20'000;
 
 // A sleep lasts at most this fraction of the time waited, because another thread may read the data
-// meanwhile.
+// from the socket, and then this sleep does not end early.
 constexpr int64_t kSleepDivisor = 20;
 constexpr int64_t kShortestSleepNs = 50'000;
 

@@ -2,9 +2,9 @@
 //
 // MPI moves data only inside its calls, so a wait polls: first without pauses, then between yields,
 // then between sleeps. A sleep ends when one of MPI's sockets has something to do (SocketSleep) or,
-// if MPI uses other connections, is a nap that is short compared with the time waited. Meanwhile
-// the wait asks its MpiWaitMonitor whether to go on. A wait ends when MPI has finished, when the
-// monitor learns of a death or an abort, or at the deadline.
+// if MPI uses other connections, is a nap that is short compared with the time waited. Between
+// polls the wait asks its MpiWaitMonitor whether to go on. A wait ends when MPI has finished, when
+// the monitor learns of a death or an abort, or at the deadline.
 #pragma once
 
 #include <mpi.h>

@@ -26,8 +26,7 @@ class PersistentAllReduce {
   // communicator's other collectives. Returns MPI's code.
   int prepare(size_t count, MPI_Datatype type, MPI_Op op, MPI_Comm comm);
   bool is_prepared() const { return request_ != MPI_REQUEST_NULL; }
-  // Starts the all-reduce, which is complete once the requests of staging() are. Returns MPI's
-  // code.
+  // Starts the all-reduce: complete once the requests of staging() are. Returns MPI's code.
   int start();
   // Frees MPI's request; only when it is complete here, and before its communicator is freed.
   void release();

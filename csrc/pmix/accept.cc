@@ -3,10 +3,9 @@
 // message, has arrived, and closes those that send none within 10 s.
 //
 // libpmix listens on 127.0.0.1, where any user of the host can connect, and reads the greeting
-// without a timeout on the thread that serves all ranks: one silent connection would block them
-// all.
+// without a timeout on the thread that serves all ranks: one silent connection would block all.
 //
-// libpmix calls it on a dedicated thread, each time the listening socket is readable.
+// libpmix calls accept() on a dedicated thread, each time the listening socket is readable.
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -28,7 +27,7 @@ namespace dscomm {
 namespace {
 
 constexpr int64_t kGreetingNs = 10'000'000'000;
-// Limit of one call.
+// Limit of one call of accept().
 constexpr int64_t kTurnNs = 1'000'000'000;
 // Between checks of partial greetings.
 constexpr int kAcceptLookMs = 10;
@@ -75,7 +74,8 @@ struct PendingConnection {
 
 class PendingConnections {
  public:
-  // The first connection with a complete greeting; nothing if there is none within a second.
+  // The first connection with a complete greeting; nothing if none has one within a second, or if
+  // none is pending.
   std::optional<PendingConnection> next(int listener) {
     const int64_t end_ns = monotonic_ns() + kTurnNs;
     do {

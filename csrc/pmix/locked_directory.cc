@@ -82,8 +82,7 @@ void remove_if_abandoned(const std::string& path) {
       ::access((path + kLock).c_str(), F_OK) != 0)
     return;
   // If the owner lives, it holds the lock. Otherwise this process holds it until the tree is
-  // removed, so that a process that made the directory but has not locked it yet cannot, and uses
-  // another name.
+  // removed. Then a process that has made the directory, but not locked it, uses another name.
   UniqueFd lock = lock_file(lock_file_of(path), O_RDWR);
   if (lock.valid() || errno == ENOENT) remove_tree(path);
 }

@@ -28,7 +28,7 @@ class LockedDirectory {
   UniqueFd lock_, directory_;
 };
 
-// Whether a path has the form of such a directory, and the file that its owner locks.
+// Whether the path has the form of a LockedDirectory's, and the file that its owner locks.
 bool is_own_directory(const std::string& path);
 std::string lock_file_of(const std::string& path);
 // Ignores errors: the next helper removes what remains.
@@ -36,7 +36,7 @@ void remove_tree(const std::string& path);
 
 // Removes directories of this user's dead processes from `parent`.
 void remove_abandoned_directories(const std::string& parent);
-// The same for one directory.
+// Removes this directory, if it is this user's and its process is dead.
 void remove_if_abandoned(const std::string& path);
 
 }  // namespace dscomm

@@ -2,8 +2,7 @@
 //
 // The lowest rank of the host, its leader, starts dscomm-pmix and describes the job over a socket.
 // dscomm-pmix answers with the environment that makes each rank a member of an MPI job, and serves
-// PMIx to the ranks. It passes fences that involve other hosts to the leader, which reaches those
-// hosts.
+// PMIx to the ranks. It passes fences that involve other hosts to the leader.
 //
 // Open MPI ends a process whose PMIx server goes away. So this process outlives all ranks of the
 // host, whatever happens to the leader; if asked to quit, it ends once no rank uses it. It then
@@ -48,8 +47,8 @@ constexpr int64_t kUnusedNs = 5'000'000'000;
 // How often to check whether ranks live, if the kernel cannot notify.
 constexpr int kLookMs = 100;
 
-// The most that Open MPI shares between two ranks of a host: a segment of 4 MiB each, and as much
-// again for segments that it attaches later.
+// The most shared memory that Open MPI uses for a rank: a segment of 4 MiB, and as much again for
+// segments that it attaches later.
 constexpr uint64_t kSharedBytesPerRank = uint64_t{8} << 20;
 
 constexpr const char* kSharedMemory = "/dev/shm";
@@ -79,9 +78,8 @@ void drop_launcher_variables() {
 // shmem, so this does not affect them.
 void disable_faulty_components() { setenv("PMIX_MCA_gds", "^shmem", 1); }
 
-// Leaves the job's terminal and process group, whose signals are for the ranks, since this process
-// must end after the ranks. It also stops being a child of the leader, which may wait for its own
-// children.
+// Leaves the job's terminal and process group: their signals are for the ranks, and this process
+// must end after the ranks. Also stops being a child of the leader, which may wait for children.
 bool detach() {
   for (int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP}) signal(number, SIG_IGN);
   for (int number : {SIGALRM, SIGCHLD}) signal(number, SIG_DFL);
@@ -135,7 +133,7 @@ class Helper {
     }).detach();
   }
 
-  // False if the leader goes before it sends a description.
+  // False if the leader goes, or sends something else than a valid description.
   bool receive_description() {
     while (true) {
       pollfd entry{leader_.fd(), leader_.events(), 0};
@@ -169,7 +167,7 @@ class Helper {
     const std::string& shared = shared_directory();
     PmixEnvironments environments;
     environments.own = server_->environments();
-    // The same setting for Open MPI 4 and Open MPI 5.
+    // One setting, by its names in Open MPI 4 and Open MPI 5.
     environments.defaults = {"OMPI_MCA_btl_vader_backing_directory=" + shared,
                              "OMPI_MCA_btl_sm_backing_directory=" + shared};
     leader_.send(PmixMessageKind::kReady, pack(environments));
@@ -177,8 +175,7 @@ class Helper {
     return "";
   }
 
-  // The directory for the ranks' shared memory. This process removes it, with files of killed
-  // ranks.
+  // The directory for the ranks' shared memory. This process removes it, with killed ranks' files.
   const std::string& shared_directory() {
     struct statvfs space{};
     uint64_t needed = kSharedBytesPerRank * description_.clients().size();

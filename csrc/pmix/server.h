@@ -33,8 +33,7 @@ class PmixServer {
   // Whether a rank has ever connected. Such ranks die if the server ends before them.
   bool has_been_used() const { return used_.load(); }
 
-  // Sends a request without effect through libpmix's thread. Its answer makes take_probe() true
-  // once.
+  // Sends a request without effect to libpmix's thread. The answer makes take_probe() true once.
   void probe();
   bool take_probe() { return probed_.exchange(false); }
 

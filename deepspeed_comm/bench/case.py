@@ -68,7 +68,7 @@ class Case:
         )
 
     def clear(self) -> None:
-        """Sets the input to zeros, which repeated reductions in place do not change."""
+        """Sets the input to zeros, which reductions in place keep, and a separate output to 3s."""
         self.output.fill_(_UNWRITTEN)
         self.touch()
 

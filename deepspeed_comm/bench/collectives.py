@@ -22,7 +22,7 @@ class Collective:
     """Inputs and outputs consist of parts of `count` elements, as in nccl-tests.
 
     inputs: from (this rank, number of ranks, root), the number of parts of this rank's input.
-    sources: likewise, the sources of the parts of this rank's output.
+    sources: from the same three, the sources of the parts of this rank's output.
     factor: busbw / algbw, from the number of ranks.
     divided: the size counts the parts of all ranks, not of one.
     in_place: the output is the input.

@@ -20,8 +20,7 @@ class Setting:
     root: int
 
     def sizes(self, options: Options, world: int) -> list[tuple[int, int]]:
-        """The sizes as (bytes, count), rounded down to whole elements of every rank, without
-        repeats."""
+        """The different sizes as (bytes, count), rounded down to whole elements of every rank."""
         collective = COLLECTIVES[self.collective]
         width = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
         counts = dict.fromkeys(collective.count(size, width, world) for size in options.sizes)

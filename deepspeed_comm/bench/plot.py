@@ -95,8 +95,7 @@ def _looks(
 def _draw_curve(
     axes: Any, points: list[tuple[int, float]], label: str, looks: dict[str, dict[str, Any]]
 ) -> None:
-    # Logarithmic axes cannot show 0: a call without data is a horizontal line, a bandwidth of 0 is
-    # left out.
+    # Logarithmic axes cannot show 0: leaves out a bandwidth of 0; a call without data is a line.
     points = [(size, height) for size, height in points if height > 0]
     if points and points[0][0] == 0:
         axes.axhline(points[0][1], label=label, **{**looks[label], "linestyle": ":"})

@@ -58,8 +58,8 @@ class CommsLogger:
         given = getattr(comms_config, "comms_logger", None)
         if given is None and not comms_config.comms_logger_enabled:
             return  # the configuration has no "comms_logger"
-        # DeepSpeed's comms_logger_enabled is also true with "enabled": false. Its pydantic model
-        # has the keys set by the user; of our class, `enabled` always counts.
+        # DeepSpeed's comms_logger_enabled is also true with "enabled": false. So `enabled` counts
+        # if the user has set it, which DeepSpeed's pydantic model says; in our class, always.
         keys = getattr(given, "model_fields_set", {"enabled"})
         self.enabled = bool(comms_config.comms_logger_enabled) and (
             given is None or "enabled" not in keys or bool(given.enabled)

@@ -155,7 +155,7 @@ def read_clock() -> Clock:
 
 
 def offsets(clocks: list[Clock]) -> list[Offset]:
-    """The offset of rank 0's clock to each rank's.
+    """For each rank, the time to add to its clock to get rank 0's clock.
 
     In a barrier, every rank enters before any rank leaves. So for ranks `a` of rank 0's host and
     `b` of another host: a.came <= b.left + offset, and b.came + offset <= a.left.

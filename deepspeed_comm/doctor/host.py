@@ -38,8 +38,7 @@ _LEAST_CHUNKS = 4  # in the staging memory
 _PAGE_OF_LINES = 4096
 # Open MPI's use of /dev/shm for each rank of a host, as in csrc/pmix/main.cc.
 _MPI_SHARED_BYTES = 8 << 20
-# Descriptors of a rank for dscomm and the job's store, besides two for each other rank. Two ranks
-# need 14 in all.
+# Descriptors of a rank for dscomm and the job's store, besides two for each other rank.
 _OWN_DESCRIPTORS = 12
 # Descriptors that programs usually need: files, and the workers of a DataLoader.
 _USUAL_DESCRIPTORS = 256
@@ -124,7 +123,7 @@ def memory_room() -> Room:
         names = ("memory.max", "memory.current", "inactive_file")
         if controllers:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        with contextlib.suppress(OSError, ValueError):  # as above
+        with contextlib.suppress(OSError, ValueError):  # as in cpu_quota()
             most, used = (int((folder / name).read_text()) for name in names[:2])
             statistics = dict(
                 line.split() for line in (folder / "memory.stat").read_text().splitlines()
@@ -271,8 +270,7 @@ def check_descriptors(finding: Finding, examination: Examination) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = len(os.listdir("/proc/self/fd")) - 1  # without listdir's own
     ranks = ranks_of_host(os.environ) or 2  # without a launcher, the fewest that communicate
-    # A rank has a descriptor for each peer. The rank that runs the job's store has a connection to
-    # each rank besides.
+    # A rank has a descriptor for each peer; the rank that runs the job's store, two for each.
     needed = opened + _OWN_DESCRIPTORS + 2 * ranks
     finding.facts.update(soft=_limit_or_none(soft), hard=_limit_or_none(hard), open=opened)
     finding.facts.update(needed=needed)

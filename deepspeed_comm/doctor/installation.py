@@ -25,7 +25,7 @@ _TORCH_COMMAND = "pip install torch==2.13.0, then build deepspeed_comm again"
 # Linux 5.1 has memory that is read-only for peers; 5.3 has pidfd_open().
 _BEST_KERNEL = (5, 3)
 
-# Ranks of Highway's instruction sets by speed. Reductions do not use the additions to AVX3.
+# Highway's instruction sets: larger numbers are faster. Reductions use none of AVX3's additions.
 _VECTORS = {
     "EMU128": 0,
     "SCALAR": 0,

@@ -1,8 +1,7 @@
 // Keeps MPICH from ending the process in a call of dscomm.
 //
-// Some errors are fatal to MPICH whatever the error handler, such as a connection reset while a
-// message is in transit, when a rank of another host dies. MPICH then prints "Abort(...)" and calls
-// exit().
+// Some errors are fatal to MPICH whatever the error handler: for example, a connection is reset
+// while a message is in transit. MPICH then prints "Abort(...)" and calls exit().
 #pragma once
 
 namespace dscomm {

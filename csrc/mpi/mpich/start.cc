@@ -122,8 +122,9 @@ class MpichStart final : public MpiStart {
 
   void has_met(bool are_all_connected) override {
     if (server_ != nullptr) remove_names_of_shared_files();
-    // A message to a departed rank retries its connection for ever. Without connections in advance,
-    // a first message to a slow rank looks the same and must never be interrupted.
+    // A call that sends to a departed rank retries its connection for ever, and must be left. One
+    // that first connects to a slow rank looks the same, but must not be left; once all ranks are
+    // connected, there is none.
     if (are_all_connected) watch_calls_closely();
   }
 

@@ -34,7 +34,7 @@ constexpr int kSliceMs = 10;
 // Pauses between store requests. Hosts that start together enter a fence within the first few.
 constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
-// How often a host that does not gather lists the missing hosts, with a request per host.
+// How often a host that does not gather a Fence's data lists its missing hosts, one request each.
 constexpr int64_t kNameEveryNs = 1'000'000'000;
 
 // Liveness probes: how long the helper may take to answer one, and how often a late answer is
@@ -116,7 +116,7 @@ struct PmixHelper::State {
     PmixFence asked;
     std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
     int64_t name_again_ns = 0;  // on the others: next time to list the missing hosts
-    std::string missing;        // the missing hosts then
+    std::string missing;        // hosts that were missing at the last listing
     bool is_answered = false;
   };
 
@@ -134,7 +134,7 @@ struct PmixHelper::State {
   int64_t probe_at_ns = 0, report_at_ns = 0;
   bool is_reported = false;
 
-  // Cleared by remove_keys(), loaded by the thread in each round. Guards no data.
+  // Cleared by remove_keys(), loaded by the service thread's loop. Guards no data.
   std::atomic<bool> probes{true};
 
   mutable std::mutex mutex;
@@ -229,7 +229,8 @@ void PmixHelper::State::serve() {
   int pause_ms = kFirstPauseMs;
   while (true) {
     pollfd entries[2] = {{socket.fd(), socket.events(), 0}, {stop.get(), POLLIN, 0}};
-    // Returns when the helper sends something or ends, or when quit() is called.
+    // Returns when the helper sends something or ends, when quit() is called, or when the store or
+    // a probe is due.
     ::poll(entries, 2, !fences.empty() ? pause_ms : probes.load() ? kProbeSliceMs : -1);
     if (entries[1].revents != 0) break;
     size_t waiting = fences.size();
@@ -284,7 +285,7 @@ Status PmixHelper::State::begin(Fence fence) {
   return status;
 }
 
-// Checks which hosts have entered the fences since, and answers complete fences.
+// Checks which other hosts have entered the fences, and answers complete fences.
 Status PmixHelper::State::advance() {
   std::string missing;
   for (Fence& fence : fences) {

@@ -1,4 +1,4 @@
-// The leader's side of dscomm-pmix: starts it, describes the job to it, and carries the fences of
+// The host leader's side of dscomm-pmix: starts it, describes the job to it, carries the fences of
 // MPI_Init to other hosts through the store.
 #pragma once
 
@@ -34,7 +34,7 @@ class PmixHelper {
   // Call it when MPI is up on all ranks: removes this host's store keys and stops the probes.
   void remove_keys();
 
-  // A sentence about a helper that does not answer, on any host; empty if all do. Any rank may ask.
+  // A sentence about a helper that does not answer, on any host; empty if all do. For any rank.
   static std::string silent_helper(Store& store, const std::string& prefix);
 
   // The hosts that a fence waits for: "a, b", or empty.
@@ -42,9 +42,8 @@ class PmixHelper {
   // Why fences are no longer carried, or OK.
   Status fault() const;
 
-  // Ends the thread; no new fences will come. The helper runs for as long as any rank that has used
-  // it lives; if it is stopped, it is continued so that it can end. Takes at most a second.
-  // Idempotent.
+  // Ends the thread; no new fences will come. The helper ends after the last rank that has used it;
+  // a stopped one is continued, so that it can end. Takes at most a second. Idempotent.
   void quit();
 
   // In a forked child: closes inherited descriptors. Only the destructor may be called afterwards.

@@ -7,8 +7,7 @@
 // The dynamic linker finds three functions here before that component's own, as with ompi_rte_abort
 // (abort.cc). The first one prepares each socket, so it reveals MPI's listeners and connections, on
 // whose data a sleep can wake. The others send and read the greeting: they add the job's token, in
-// the same packet, and read without waiting. A greeting that is incomplete or has another token is
-// refused.
+// the same packet, read without waiting, and refuse incomplete greetings and other tokens.
 //
 // If Open MPI binds its own functions (linked with -Bsymbolic-functions), nothing changes and
 // are_hooks_called() is false.
