@@ -106,8 +106,8 @@ void DscommBackend::shutdown() {
     WithoutGil without_gil;
     status = group_->shutdown();
   }
-  // The group has left, but torch has not forgotten it or the groups after it: the user's next call
-  // of destroy_process_group() does that.
+  // If this raises, the group has left, but torch still lists it and the groups that it would have
+  // destroyed next. The user's next call of destroy_process_group() removes them.
   if (!status.ok())
     std::rethrow_exception(to_exception(status, format_text("leaving group '{}'", group_->name())));
 }

@@ -140,7 +140,7 @@ class DscommBackend : public BackendBase {
   // under one match_id, which is the same on all ranks: the Team keeps its preparations.
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                             bool asynchronous);
-  // The parts of such a call that do not change.
+  // The parts of a repeated call that do not change.
   struct AllReducePlan {
     AllReducePlan(std::string id, c10d::ReduceOp op);
     std::string match_id;
@@ -229,7 +229,7 @@ class DscommBackend : public BackendBase {
     const bool is_needed_;
     const int exceptions_;
   };
-  // Whether this thread is coalescing calls. Relaxed: a thread looks for its own id.
+  // Whether this thread is coalescing calls. Relaxed: only this thread stores this thread's id.
   bool coalescing() const {
     const std::thread::id thread = coalescing_thread_.load(std::memory_order_relaxed);
     return thread != std::thread::id() && thread == std::this_thread::get_id();

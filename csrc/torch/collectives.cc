@@ -70,7 +70,7 @@ CallInfo make_call(OpType type, const char* title, const Options& options, const
 // held when the call began, even if an earlier part has written them. Where outputs of two parts
 // overlap, the later part wins. gloo does the same.
 //
-// All parts share one deadline. It starts first: copies of an unstarted deadline each start anew.
+// All parts share one deadline. It starts before it is copied; else each copy would start anew.
 template <typename Part>
 struct CoalescedBody {
   std::vector<Part> parts;
@@ -138,12 +138,12 @@ bool overlaps_any(const Buffer& buffer, const std::vector<Buffer>& others) {
                      [&](const Buffer& other) { return buffer.overlaps(other); });
 }
 
-// A Team accepts a buffer that is exactly its own slot in the list, but no other overlap.
+// Stages a buffer that overlaps the list, unless it is exactly its slot, which a Team accepts.
 void stage_if_overlapping(Buffer& one, const void* its_place, const std::vector<Buffer>& others) {
   if (one.data() != its_place && overlaps_any(one, others)) one.stage();
 }
 
-// Checks a rank's buffer against its slot in a list, and stages it if they overlap otherwise.
+// Checks a rank's buffer against its slot in a list, then calls stage_if_overlapping().
 void check_slot(Buffer& one, const std::vector<Buffer>& list, int rank,
                 const char* expected_count) {
   const Buffer& its_place = list[static_cast<size_t>(rank)];

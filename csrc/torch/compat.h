@@ -55,8 +55,8 @@ constexpr OpType reduce_scatter_tensor_coalesced() {
     return OpType::_REDUCE_SCATTER_BASE;
 }
 
-// A call for the profiler: torch 2.12 added a last argument, asynchronous, and torch 2.13 its
-// number.
+// Describes a call to the profiler. torch 2.12 added a last argument, `asynchronous`; torch 2.13
+// added the call's number, which set_sequence() sets.
 template <typename Info, typename... Arguments>
 std::shared_ptr<Info> make_profiled_info(bool asynchronous, Arguments&&... arguments) {
   if constexpr (std::is_constructible_v<Info, Arguments..., bool>)

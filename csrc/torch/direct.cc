@@ -26,7 +26,7 @@ using WeakBackend = c10::weak_intrusive_ptr<DscommBackend>;
 
 // The state below is guarded by the GIL. It keeps no group alive.
 
-// A group and its backend. The weak reference shows whether a new group has the address by now.
+// A group and its backend. `reference`, a weak one, shows whether the group still exists.
 struct KnownGroup {
   py::object reference;
   WeakBackend backend;
@@ -149,8 +149,8 @@ const at::Tensor* plain_tensor(PyObject* object) {
   return calls_are_intercepted() ? nullptr : &tensor;
 }
 
-// Calls without the GIL, since a peer's thread may need it to reach the same call. Returns a Work,
-// None for a null Work, or null with a Python exception set.
+// Runs `call` without the GIL, which a peer in this process may need to make its call. Returns a
+// Work, None for a null Work, or null with a Python exception set.
 //
 // Only Python holds the tensor so far. When C++ takes its first reference to it and when it drops
 // its last one, torch takes the GIL. So this function does both while it holds the GIL anyway.

@@ -22,8 +22,8 @@ namespace {
 // Enough for a call that all ranks have made; a call that a peer has not made may never end. Longer
 // than kGraceOfLeaversNs, so that a call that waits for a departed rank fails first.
 constexpr std::chrono::seconds kExitGrace{5};
-// Without this pause, one exit in three with a gloo group beside dscomm ended in SIGABRT; with it,
-// none of 24.
+// An exit pauses this long for other threads that need the GIL. (With a gloo group beside dscomm,
+// one exit in three ended in SIGABRT without the pause, and none of 24 with it.)
 constexpr std::chrono::milliseconds kOthersGrace{2};
 // After that pause, an exit waits until the other threads of this process are idle, because a
 // thread may need long to return to Python if no core is free. The limit of this wait is

@@ -1,11 +1,11 @@
 // Ends groups when a program ends without destroying them.
 //
 // Once the interpreter has begun to end, Python kills a thread that asks for the GIL, which takes
-// the whole process down, and a worker asks for the GIL when it drops the last reference to a
-// tensor. So end_calls() ends all calls while the interpreter is still intact; the exit handler
-// that _plugin.py registers when torch is imported calls it. Exit handlers registered earlier run
-// later and may still make calls, which then run on their own thread. leave_groups() leaves the
-// groups when the interpreter clears its modules.
+// the whole process down. A worker asks for the GIL when it drops the last reference to a tensor.
+// So end_calls() ends all calls while the interpreter is still intact. The exit handler that
+// _plugin.py registers when torch is imported calls it. Handlers that were registered before this
+// one run after it. They may still make calls, which then run on the calling thread. leave_groups()
+// leaves the groups when the interpreter clears its modules.
 //
 // A child of multiprocessing runs no exit handlers and clears no modules: it calls end_child().
 #pragma once
@@ -20,10 +20,11 @@ namespace dscomm {
 // Registers a group to be ended at exit. Holds no reference to it.
 void remember_group(const std::shared_ptr<Group>& group);
 
-// Mark the start of an asynchronous call, and the moment when no other thread holds any part of it.
+// Mark the start of an asynchronous call or a blocking message, and the moment when no other thread
+// holds any part of it.
 void call_begins();
 void call_ends();
-// Called after a wait for a call: while the process ends, waits for call_ends() of all calls.
+// Call it after a wait for a call: if the process is ending, waits for call_ends() of all calls.
 void wait_for_calls_at_exit();
 
 // Call the functions below without the GIL. `exception` is the type of the unhandled exception that

@@ -54,7 +54,7 @@ CallInfo message_call(OpType type, const char* title, const Buffer& buffer, int 
   return call;
 }
 
-// Counts a blocking call as a Work is counted: a process that ends waits for it, on any thread.
+// Counts a blocking message, as a Work is counted, so that a process that ends waits for it.
 class UnderWay {
  public:
   UnderWay() { call_begins(); }
@@ -102,7 +102,7 @@ WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, OpType type, co
   auto work = c10::make_intrusive<DscommWork>(call, group_, tensors, tensors);
   OperationPtr operation = group_->receive(buffer->data(), buffer->count(), buffer->dtype(), src,
                                            tag, buffer, call.timeout);
-  // A receive still succeeds after the group failed if the message was sent before.
+  // A receive succeeds even after the group has failed, if the message was sent before the failure.
   if (operation->done() && !operation->status().ok() && !operation->refused())
     raise_error(operation->status(), call.info.title, *group_);
   DscommWork::Epilogue store;

@@ -64,7 +64,7 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
 
 #else
 
-// torch 1.13 reads these only from NCCL.
+// The profiler of torch 1.13 reads these parameters only from NCCL.
 ProfiledParameters::ProfiledParameters(const CallInfo&, const GroupIdentity&, uint64_t,
                                        at::TensorList, at::TensorList) {}
 

@@ -1,8 +1,8 @@
 // All-reduce of sparse COO tensors.
 //
-// Members hold different positions, so nothing can be reduced in place. All ranks gather the
-// numbers of entries, then the indices, then the values, as three parts of one call. Each rank adds
-// them up in rank order, which gives the same bits everywhere.
+// Ranks have entries at different positions, so nothing can be reduced in place. All ranks gather
+// the numbers of entries, then the indices, then the values, as three parts of one call. Each rank
+// then adds up the tensors in rank order, which gives the same bits everywhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>

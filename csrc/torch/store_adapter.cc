@@ -121,7 +121,7 @@ Result<bool> StoreAdapter::has_all(const std::vector<std::string>& keys) {
 
 #if DSCOMM_TORCH_2
 
-// Up to this many keys are read one by one, as c10d's multiGet() blocks if a key is removed.
+// Up to this many keys are read or set one by one: c10d's multiGet() blocks if a key is removed.
 constexpr size_t kFewKeys = 32;
 
 Result<std::optional<std::vector<std::string>>> StoreAdapter::find_all(

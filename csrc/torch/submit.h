@@ -24,7 +24,7 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body 
                                                      at::TensorList inputs,
                                                      at::TensorList outputs) {
   if (call.info.asynchronous || coalescing()) {
-    // std::function copies its target, but the buffers must exist once.
+    // A copy of a std::function copies its target, but the buffers must exist only once.
     auto shared = std::make_shared<Body>(std::move(body));
     auto work = start(
         call,

@@ -245,7 +245,7 @@ void check_outputs(std::vector<Buffer>& outputs) {
     if (output.count() > 0) ranges.emplace_back(range_of(output.tensor()), &output);
   std::sort(ranges.begin(), ranges.end(),
             [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
-  // The next output can only overlap if it overlaps the one that reaches farthest so far.
+  // An output overlaps an earlier one only if it overlaps the one of these that reaches farthest.
   for (size_t i = 1, farthest = 0; i < ranges.size(); ++i) {
     if (ranges[i].first.begin < ranges[farthest].first.end) {
       Buffer &a = *ranges[farthest].second, &b = *ranges[i].second;

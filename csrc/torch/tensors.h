@@ -76,8 +76,8 @@ std::vector<Buffer> make_buffers(const std::vector<at::Tensor>& tensors, Use use
                                  const char* argument);
 
 // Raises ValueError if two tensors that one call writes share memory. If strides cannot tell, as
-// for columns of one matrix, each is received in its own staging memory; when all have been copied
-// out, Buffer::verify() finds an overlap by the values.
+// for columns of one matrix, each output is received in separate staging memory. When all have been
+// copied out, Buffer::verify() finds an overlap by the values.
 void check_outputs(std::vector<Buffer>& outputs);
 
 // Raises TypeError unless both have the same dtype.

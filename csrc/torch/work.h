@@ -82,7 +82,7 @@ class CoalescedWork : public c10d::Work {
 
 #endif
 
-// Names the call in an error: "all_reduce in group 'name' of rank 1".
+// Names the call in an error: "all_reduce in group 'name'".
 std::string describe_call(const char* title, const Group& group);
 // Raises `status`, which is not OK, with the call and the group in its message.
 [[noreturn]] void raise_error(const Status& status, const char* title, const Group& group);

@@ -1,9 +1,9 @@
 // Sets the floating-point mode of kernels, whatever the calling thread's mode.
 //
 // Flush-to-zero, denormals-are-zero and the rounding direction are bits of a register of each
-// thread. A training script that calls torch.set_flush_denormal(True) sets them in its own thread,
-// not in a worker that may run the same collective. Without this guard the result would depend on
-// the thread that computes it, and differ between ranks.
+// thread. A training script that calls torch.set_flush_denormal(True) sets the first two in the
+// calling thread, not in a worker thread that may run the collective. Without this guard the result
+// would depend on the thread that computes it, and differ between ranks.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +43,10 @@ inline constexpr FloatControl kRoundingBits = 3u << 22;
 #endif
 
 // For its lifetime, keeps denormals and rounds to nearest even; then restores the thread's mode.
-// Exception flags raised meanwhile stay raised, as after any arithmetic.
+// Exception flags that are raised within its lifetime stay raised, as after any arithmetic.
 //
 // The compiler may move arithmetic across the change of the register, but not out of a function
-// that it does not inline: call kernels under a guard, do not write them under it.
+// that it does not inline. So call a noinline kernel under a guard; write no arithmetic there.
 class ScopedFloatEnvironment {
  public:
   ScopedFloatEnvironment() : saved_(read_float_control()) {

@@ -1,6 +1,6 @@
-// The common parts of the vector kernels and the scalar twin: the arguments of every kernel, two
-// rules that reduce one dtype as another, and the kernels of the twin, without the guard of the
-// floating-point environment.
+// The common parts of the vector kernels (reduce.cc) and of their scalar twin, which computes the
+// same reductions without SIMD (reduce_scalar.cc): the arguments of every kernel, two rules that
+// reduce one dtype as another, and the entry point of the twin.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,7 @@ inline ReduceOp bitwise_op_of_bool(ReduceOp op) {
 
 // The scalar twin. reduce() uses it where a vector kernel is not worth its code size: products of
 // 8-bit, 64-bit and complex elements, and processors without any of the supported instruction sets.
-// The caller must hold a ScopedFloatEnvironment; noinline keeps the arithmetic inside its
-// scope.
+// The caller must hold a ScopedFloatEnvironment; noinline keeps the arithmetic inside its scope.
 [[gnu::noinline]] void reduce_elements(const Operands& operands, const Reduction& reduction,
                                        int divisor);
 

@@ -99,14 +99,13 @@ struct BFloat16Lanes {
   }
 };
 
-// Twice as many bfloat16 as D has lanes, as two vectors of float: the even and the odd elements,
-// which avoids promotion and demotion. Gives the same bits as BFloat16Lanes, except NaN payloads.
+// Handles twice as many bfloat16 as D has lanes, as two float vectors: even and odd elements.
+// This avoids promotion and demotion. Gives the same bits as BFloat16Lanes, except NaN payloads.
 struct BFloat16Pair {
   template <class D>
   static HWY_INLINE void load(D d, const uint8_t* memory, hn::Vec<D>& even, hn::Vec<D>& odd) {
     const hn::RebindToUnsigned<D> du32;
-    const auto both = load_bytes(du32, memory);  // little-endian: the even element is the lower
-                                                 // half
+    const auto both = load_bytes(du32, memory);  // little-endian: the even element is lower
     even = hn::BitCast(d, hn::ShiftLeft<16>(both));
     odd = hn::BitCast(d, hn::And(both, hn::Set(du32, 0xffff0000)));
   }
@@ -118,7 +117,7 @@ struct BFloat16Pair {
   }
 
  private:
-  // Rounds to nearest even, into the upper half. Not a NaN, which could carry into the sign.
+  // Rounds to nearest even, into the upper half. A NaN is not rounded: it could carry to the sign.
   template <class D>
   static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round(D, hn::Vec<D> value) {
     const hn::RebindToUnsigned<D> du32;
@@ -171,7 +170,7 @@ struct Float16Lanes {
 
     const auto number = hn::Add(shifted, hn::Set(du32, (127 - 15) << 23));
     const auto infinity_or_nan = hn::Or(shifted, hn::Set(du32, 0x7f800000));
-    // A denormal's bits are the fraction of a number from 2^-14 to 2^-13; then subtracts 2^-14.
+    // A denormal's bits as the fraction give 2^-14 plus the denormal. Then 2^-14 is subtracted.
     const auto smallest_normal = hn::Set(du32, (127 - 14) << 23);
     const auto enlarged = hn::BitCast(d, hn::Or(shifted, smallest_normal));
     const auto denormal = hn::BitCast(du32, hn::Sub(enlarged, hn::BitCast(d, smallest_normal)));

@@ -143,7 +143,7 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
 }
 
 // Two sources are the common case (two ranks, or one step of a tree) and get code without a loop
-// over sources. Their pointers are copied in case dst overwrites them.
+// over sources. For all that the compiler knows, dst could overwrite their pointers: copy these.
 template <class Lanes, class Operator>
 HWY_NOINLINE void reduce_with(const Operator& op, const Operands& operands) {
   if (operands.n == 2) {

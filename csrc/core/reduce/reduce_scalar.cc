@@ -81,7 +81,7 @@ struct PlainOperator {
   }
 };
 
-// Integers wrap: computing modulo 2^64 and truncating is the same modulo any smaller power.
+// Integers wrap: computing modulo 2^64 and then truncating equals computing in the narrow type.
 template <typename Function>
 struct Wrapping : PlainOperator {
   template <typename T>

@@ -5,7 +5,7 @@
 namespace dscomm {
 namespace {
 
-// The smallest tensors that are read in place. Below, staged data stays in caches, whereas each
+// The smallest tensors that are read in place. Less data, if staged, stays in caches, whereas each
 // cache line that a peer has read in place must be fetched back when its owner next writes it.
 constexpr size_t kLeastNearBytes = 2 << 20;
 constexpr size_t kLeastFarBytes = 16 << 20;

@@ -127,7 +127,7 @@ class ShmTeam final : public Team {
     uint32_t rounds;
     bool in_place;
   };
-  // The largest piece of one of these blocks in one round, in bytes.
+  // The largest piece of one block in a round that has pieces of `blocks` blocks, in bytes.
   size_t piece_bytes(size_t element_bytes, size_t blocks) const {
     return tuning_.chunk_bytes / (element_bytes * blocks) * element_bytes;
   }

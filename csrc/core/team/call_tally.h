@@ -28,7 +28,7 @@ class CallTally {
 
   // Counts a call with `bytes` bytes on this rank. The algorithm is a string literal.
   void add(Collective kind, const char* algorithm, size_t bytes);
-  // Counts a tensor that is large enough to be read in place; it is read so if it lies in the pool.
+  // Counts a tensor that is large enough to be read in place, and is, if it lies in the pool.
   void add_tensor(bool is_in_pool);
   // Sets the distance of the peers, as far as it is known now: a string literal.
   void set_distance(const char* distance) { distance_ = distance; }

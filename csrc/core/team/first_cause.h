@@ -15,8 +15,7 @@ namespace dscomm {
 // in flight: data that the dead member sent earlier, or the cause from a rank with direct evidence.
 inline constexpr int64_t kCauseGraceNs = 200'000'000;
 
-// How long members may need, on an overloaded machine, to make a call that an abort does not
-// affect.
+// How long members may need, on an overloaded machine, to make a call that no abort affects.
 inline constexpr int64_t kLateCallNs = 5'000'000'000;
 
 // Decides, between the slices of one wait, whether an abort ends the wait. If the member that

@@ -143,7 +143,7 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, Outputs outs, Counts cou
       while (spread < most && spread + chunk <= end) DSCOMM_RETURN_IF_ERROR(spread_next());
       return {};
     };
-    // Slice 0 takes part in any case, see "Agreement".
+    // Slice 0 takes part in any case, see "Agreement" in hierarchical_team.h.
     const bool is_first = first == 0 && index_ == 0;
     if (index_ < least_domain_ && (is_first || slice_elements > 0))
       DSCOMM_RETURN_IF_ERROR(outer().all_gather(across[domain_], across_counts[domain_], dtype,

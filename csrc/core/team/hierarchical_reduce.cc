@@ -46,7 +46,7 @@ class HierarchicalTeam::Slicing {
     return slice < slice_count_ ? begin(slice + 1) - begin(slice) : 0;
   }
   size_t total() const { return count_; }
-  // Slice 0 takes part even if it is empty, see "Agreement"; the others need not.
+  // Slice 0 takes part even if empty (see "Agreement" in hierarchical_team.h); others need not.
   bool takes_part(int slice) const { return slice == 0 || count(slice) > 0; }
 
  private:
@@ -109,7 +109,7 @@ Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums,
   return {};
 }
 
-// Elements of the shortest chunk, because an outer Team cuts a chunk into a few messages.
+// The fewest elements of a chunk: an outer Team cuts each chunk into a few messages.
 constexpr size_t kLeastChunk = 16;
 // A reduce_scatter of more blocks does not overlap. A chunk has a part of each block, so messages
 // would be shorter than 4 KiB, which costs more than overlap gains.
@@ -123,8 +123,8 @@ constexpr size_t kMostStaging = 16;  // times staging_bytes
 // all-gather 1.14, reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)
 constexpr size_t kLeastChunksOfRings = 8, kLeastChunksOfUneven = 16;
 
-// Chunks are small, so that little is not overlapped at the two ends, but large enough for the
-// messages of the outer Team.
+// Chunks are small, so that only a little work at the two ends does not overlap, but large enough
+// for the messages of the outer Team.
 size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes,
                                           size_t least_chunks) const {
   const size_t bytes = count * element_bytes;
@@ -209,8 +209,8 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
             counts[local], levels.whole.dtype);
       ins[local] = values;
     }
-    // Except in the first chunk, members of the domain may be waiting across, which is a later
-    // step.
+    // From the second chunk on, members of the domain may wait in an outer call, which is a later
+    // step. So the inner call gets the deadline of the last step.
     return inner_->reduce_scatter(ins, counts, sums_of(k), levels.inner,
                                   k == 0 ? sub_call : last_call);
   };
@@ -442,8 +442,8 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
 }
 
 // Makes one outer call. While it moves some chunks, the ranks of each domain pack and reduce later
-// chunks. This rank has one ring for each domain, with the sums for the domain's rank of this
-// rank's local rank. Results go directly to `out`; widened results go through one more ring.
+// chunks. This rank has one ring for each domain: the sums for the domain's rank that has the same
+// local rank as this one. Results go directly to `out`; widened results go through one more ring.
 Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out,
                                                        size_t chunk, const Levels& levels,
                                                        const CallOptions& sub_call) {
@@ -463,8 +463,8 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts
     const size_t begin = reduced * chunk;
     pack(ins, counts, begin, chunk, levels, packed, &regions, &region_counts);
     auto* sums = static_cast<std::byte*>(const_cast<void*>(regions[me]));  // not const: in staging
-    // Except in the first chunk, members of the domain may be waiting across, which is a later
-    // step.
+    // From the second chunk on, members of the domain may wait in an outer call, which is a later
+    // step. So the inner call gets the deadline of the last step.
     DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(regions, region_counts, sums, levels.inner,
                                                   reduced == 0 ? sub_call : later_call));
     for (int rank : destinations_[me]) {

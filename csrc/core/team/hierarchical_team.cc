@@ -1,5 +1,5 @@
-// Construction, the frame of each call, and failures. The algorithms are in hierarchical_reduce.cc
-// and hierarchical_move.cc.
+// Construction, the start and end of each call, and failures. The algorithms are in
+// hierarchical_reduce.cc and hierarchical_move.cc.
 
 #include "core/team/hierarchical_team.h"
 
@@ -152,7 +152,7 @@ Status HierarchicalTeam::end_call(const Status& status) {
 }
 
 // A sub-call has shown a difference. But the first difference may be in an earlier call, which this
-// rank finished without the others. The ranks at fault get a moment to report the earlier one.
+// rank finished without waiting for others. The ranks at fault get a moment to report that one.
 Status HierarchicalTeam::first_difference(const Status& found) {
   if (!found.message().starts_with(kDifferentCalls) || !options_.compare_calls ||
       !cause_.get().ok())
@@ -240,8 +240,8 @@ Status HierarchicalTeam::begin_call(Call& call) {
 }
 
 CallOptions HierarchicalTeam::later(const CallOptions& sub_call, int steps, const Chunks* chunks) {
-  // A step is longer than a failure notice takes, and than the time from the first rank to the last
-  // that begins a call on a loaded machine. It is short compared with the timeout.
+  // A step is longer than a failure notice takes, and than the delay between the first and the last
+  // rank that begin a call on a loaded machine. It is short compared with the timeout.
   const int64_t step_ns = std::min<int64_t>(250, sub_call.deadline.timeout_ms() / 12) * 1'000'000;
   CallOptions next = sub_call;
   next.deadline = sub_call.deadline.later(steps * step_ns);

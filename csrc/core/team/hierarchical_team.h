@@ -195,13 +195,13 @@ class HierarchicalTeam final : public Team {
                                   const CallOptions& sub_call);
 
   // Elements of a chunk of an overlapped call in which each slice has blocks of up to `count`
-  // elements of this size. A chunk has at least `least_bytes`. 0 if the blocks are too short, or if
-  // nothing can overlap.
+  // elements of this size. A chunk has at least `least_bytes`. 0 if the blocks are shorter than
+  // `least_chunks` of the shortest chunks, or if nothing can overlap.
   size_t overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes = 0,
                           size_t least_chunks = 2) const;
   // For the slices of an all_reduce or a reduce.
   size_t overlapped_chunk(const Slicing& slicing, const Levels& levels, bool is_in_place) const;
-  // `chunk`, rounded down to a size that rings allow, or rounded up if that is below `least_bytes`.
+  // `chunk`, rounded down to a size for rings (see Chunks), or up if that is below `least_bytes`.
   size_t ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes = 0) const;
   Status run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out, size_t chunk,
                                        const Levels& levels, const CallOptions& sub_call);

@@ -107,7 +107,8 @@ struct Domains {
 //   "auto"           by NUMA node if at least two domains have at least two ranks each, else by L3
 //                    on this condition, else one domain
 //
-// If a rank is bound to no single NUMA node or L3, the place of its data is unknown: one domain.
+// A level at which a rank is bound to no single NUMA node or L3 does not count: the place of the
+// rank's data is unknown.
 Domains make_domains(std::span<const CpuBinding> bindings, std::string_view hierarchy);
 
 }  // namespace dscomm

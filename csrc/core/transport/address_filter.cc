@@ -73,7 +73,7 @@ class SearchProgram {
     }
     const size_t middle = find_middle(addresses, word);
     code_.push_back(BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, addresses[middle][word], 0, 1));
-    // Conditional jumps go no further than 255 instructions.
+    // Conditional jumps reach no further than 255 instructions, so an unconditional one follows.
     const size_t jump = code_.size();
     code_.push_back(BPF_STMT(BPF_JMP | BPF_JA, 0));
     compare(addresses.first(middle), word);

@@ -74,8 +74,8 @@ class Transport {
   // The failure detector of the members.
   virtual FailureDetector& detector() = 0;
 
-  // Call with the timeout of each group: a shorter cut of the network then ends no group while
-  // nobody communicates. Does not block.
+  // Call with the timeout of each group: a cut of the network that is shorter than it then ends no
+  // group while nobody communicates. Does not block.
   virtual void tolerate_silence(std::chrono::milliseconds timeout) = 0;
 
   // Call when the process ends in order: tells the others. Idempotent. Takes a few seconds at most;

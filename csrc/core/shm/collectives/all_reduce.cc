@@ -34,7 +34,7 @@ size_t elements_of_chunk(size_t count, size_t element_bytes, size_t most_bytes) 
   return round_up((count + chunks - 1) / chunks, line);
 }
 
-// Bytes that are reduced at a time, then copied on while they are in the L1 cache.
+// Bytes that are reduced at a time, then copied to staging while they are in the L1 cache.
 constexpr size_t kBlockBytes = 8192;
 
 // Tensors of this size exceed the last-level cache.

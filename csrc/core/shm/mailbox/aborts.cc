@@ -20,12 +20,12 @@ void Aborts::abort(const Status& cause) {
   cause_ = cause;
   Mailbox& own = *members_.own;
   AbortRecord& record = own.abort;
-  // Taken from the posted words: Members::sequence belongs to the thread that runs the group.
+  // Taken from the posted words, because the thread of the calls may be changing Members::sequence.
   record.sequence = 0;
   for (const Slot& slot : own.slots)
     record.sequence =
         std::max(record.sequence, sequence_of(slot.posted.load(std::memory_order_relaxed)));
-  // A call that ends at this moment counts as unfinished; its members then see the abort earlier.
+  // A call that ends at this moment counts as unfinished: its members then see the abort in it.
   record.finished = counts_calls_ != nullptr ? counts_calls_->finished_calls() : finished_calls();
   record.rank = members_.rank;
   record.code = static_cast<uint32_t>(cause.code());

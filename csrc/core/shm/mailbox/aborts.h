@@ -30,8 +30,8 @@ class Aborts {
   }
   // This rank's first cause; adopts a member's cause that find() finds.
   Status failure(uint64_t call = kAnyCall) { return has_any() ? first_cause(call) : Status(); }
-  // The first cause among the members' abort records, except those of members that had finished
-  // this call before; OK if there is none.
+  // The first cause among the members' abort records; OK if there is none. Ignores the abort of a
+  // member that had finished `call`.
   Status find(uint64_t call) const;
   // See Team.
   Status failure_in(uint64_t call) const;
@@ -46,7 +46,7 @@ class Aborts {
   }
 
  private:
-  // Inexpensive, because each call asks.
+  // Inexpensive, because each call checks it.
   bool has_any() const {
     for (const Mailbox* view : members_.views)
       if (view->aborted.load(std::memory_order_acquire) != 0) return true;  // pairs with abort()

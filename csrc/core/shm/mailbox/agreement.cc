@@ -48,7 +48,7 @@ Status Agreement::find_missing_member() const {
   const uint64_t noted = noted_.load(std::memory_order_relaxed);
   for (int member = 0; noted > 0 && member < members_.size(); ++member) {
     if (member == members_.rank) continue;
-    // Checks for the departure first, because a call noted before it counts.
+    // Checks for the departure first: a call that the member noted before it left counts.
     const MemberState member_state = members_.member_state(member);
     if (member_state == MemberState::kPresent || members_.newest_record(member).sequence >= noted)
       continue;
@@ -59,10 +59,10 @@ Status Agreement::find_missing_member() const {
   return {};
 }
 
-// Compares the calls that no rank has waited for: hashes with members that have posted the same
-// calls, and the number of calls with members that make no more calls, because they left or their
-// process ended in order. A member that is still in the group may be some calls behind or ahead,
-// and compares when it leaves. A death is no evidence of a mistake in the program.
+// Compares the calls that no rank has waited for: the hashes, if a member has posted the same
+// calls, and the number of calls, if it makes no more calls, because it left or its process ended
+// in order. A member that is still in the group may be some calls behind or ahead, and compares
+// when it leaves. A death is no evidence of a mistake in the program.
 Status Agreement::compare_last_calls() {
   const CallRecord mine = members_.newest_record(members_.rank);
   for (int member = 0; member < members_.size(); ++member) {

@@ -36,7 +36,7 @@ class Agreement {
   // the Mailboxes, on their thread.
   void note_call(const CallRecord& call, bool reads_all);
   // The error for a member that is gone without having begun the newest of these calls, if that
-  // call reads all. Thread-safe.
+  // call was noted with `reads_all`. Thread-safe.
   Status find_missing_member() const;
   // Call it when this rank leaves. kMismatch if a member's calls differ.
   Status compare_last_calls();

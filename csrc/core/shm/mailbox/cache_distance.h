@@ -1,10 +1,10 @@
 // CacheDistance: whether this rank's core shares a cache with the readers of its data: the
 // last-level cache (cache-near; else cache-far), or even the core's own caches.
 //
-// Each rank writes a latency probe now and then, and times the load of another rank's, which comes
-// out of that rank's cache. The topology cannot tell: a virtual machine may report one cache where
-// the host has several, and its cores may move from one cache to another. Ranks may differ in the
-// result, because it changes only how and where a rank writes its own data.
+// Each rank writes a latency probe now and then, and times the load of another rank's probe, which
+// comes from that rank's cache. The topology is no evidence: a virtual machine may report one cache
+// where the host has several, and its cores may move from one cache to another. Ranks may differ in
+// the result, because it changes only how and where a rank writes its own data.
 #pragma once
 
 #include <cstddef>
@@ -51,8 +51,8 @@ class CacheDistance {
 
   // Whether most members with a known distance are cache-far.
   bool is_far() const { return far_ > near_; }
-  // Whether distances are known and all these members run on this core, as hardware threads or in
-  // turn, so that they share its first-level caches.
+  // Whether all members with a known distance (at least one) run on this core, as hardware threads
+  // or in turn, so that they share its first-level caches.
   bool is_same_core() const { return same_ > 0 && same_ == far_ + near_; }
   // A text for the log, a string literal.
   const char* describe() const {

@@ -43,7 +43,7 @@ class MemberMonitor final : public WaitMonitor {
         members_.sequence;  // this thread's own store
     for (int member = 0; begun && member < members_.size(); ++member)
       DSCOMM_RETURN_IF_ERROR(mailboxes_.agreement().verify(member, members_.sequence));
-    // Polling the pidfd costs a system call, so only every eighth look does it, after some 100 ms.
+    // Polling the pidfd costs a system call, so only every eighth check does it: every 80 ms or so.
     const bool thoroughly = ++looks_ % 8 == 0;
     const MemberState member_state = members_.member_state(member_, thoroughly);
     if (member_state != MemberState::kPresent)
@@ -160,7 +160,7 @@ Status Mailboxes::ask_until(const std::function<bool()>& is_there, const std::st
     for (int member = 0; member < size(); ++member) {
       if (member == rank()) continue;
       const MemberState member_state = members_.member_state(member);
-      // Checks for the departure first, because data published before it counts.
+      // Checks for the departure first: data that the member published before it left counts.
       if (member_state != MemberState::kPresent && !members_.has_posted(member))
         return fail(
             member_state == MemberState::kLeft ? Code::kPeerLeft : Code::kPeerDied,

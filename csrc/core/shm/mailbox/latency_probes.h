@@ -13,7 +13,7 @@ class LatencyProbes {
  public:
   explicit LatencyProbes(const Members& members) : members_(members), distance_(members.size()) {}
 
-  // Call it at the begin of a call of `count` elements. Decides whether the call uses a probe.
+  // Call it at the start of a call of `count` elements. Decides whether the call uses a probe.
   void choose(uint64_t count) {
     const uint64_t sequence = members_.sequence, ranks = members_.entries.size();
     const bool is_short = sequence < kFirstCalls || count >= kLargeCount;

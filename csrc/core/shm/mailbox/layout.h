@@ -35,7 +35,7 @@ constexpr uint64_t phase_word(uint64_t sequence, uint32_t phase) {
 }
 constexpr uint64_t sequence_of(uint64_t word) { return word >> kPhaseBits; }
 
-// How many of its latest groups a process lists.
+// How many of its latest groups a process lists in ArenaHeader::formed.
 inline constexpr size_t kFormedGroups = 64;
 
 // At offset 0 of every arena.
@@ -144,9 +144,9 @@ struct alignas(kPageBytes) Mailbox {
   // stores the word and then loads this, so at least one of them sees the other.
   alignas(kLinePairBytes) std::atomic<uint32_t> sleepers;
   Slot slots[kSlots];
-  // Descriptions of the calls in the slots. Copied word by word with atomics, the sequence last and
-  // 0 meanwhile, because a member that describes a call in an error may race with the next call.
-  // The reader loads the sequence again afterwards.
+  // Descriptions of the calls in the slots. A member may read one for an error while the owner
+  // writes the next. So the owner sets the sequence to 0, stores the other words as atomics, and
+  // stores the sequence last. The reader loads the sequence before and after the other words.
   alignas(kLinePairBytes) CallRecord calls[kSlots];
   alignas(kLinePairBytes) AbortRecord abort;
   // Relaxed on both sides: only the latency of the load counts, which fetches the line from the

@@ -58,7 +58,7 @@ Status Mailboxes::begin(CallRecord& call, const CallOptions& options) {
   return {};
 }
 
-// Cuts the copy at the end of the slot's first cache line: a store across two waits for both.
+// Cuts the copy at the end of the slot's first cache line: a store into two lines waits for both.
 void Mailboxes::put_tiny(const void* data, size_t bytes) {
   std::byte* tiny = own_slot().tiny;
   const size_t first = std::min(bytes, kFirstTinyBytes);
@@ -157,8 +157,8 @@ Status Mailboxes::leave() {
   if (has_left_) return {};
   has_left_ = true;
   Mailbox& own = *members_.own;
-  // Dekker, with the loads in compare_last_calls(): of two ranks that leave at once, one sees that
-  // the other makes no more calls.
+  // Dekker, with the loads in compare_last_calls(): if two ranks leave at the same time, at least
+  // one sees that the other makes no more calls.
   own.closed.exchange(kCallsEnded, std::memory_order_seq_cst);
   Status disagreement = agreement_.compare_last_calls();
   // Pairs with has_left(), unread_later().

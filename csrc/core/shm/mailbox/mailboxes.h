@@ -43,7 +43,7 @@ class Mailboxes {
   int rank() const { return members_.rank; }
   int size() const { return members_.size(); }
 
-  // Completes the record.
+  // Begins a call, and completes its record.
   Status begin(CallRecord& call, const CallOptions& options);
   void post(uint32_t phase);
   Status wait_posted(int member, uint32_t phase);
@@ -90,8 +90,8 @@ class Mailboxes {
   Status end();
   void prefetch_next_slot();
   void wake_sleepers(const std::atomic<uint64_t>& word);
-  // Waits for one member's word. `done_of_all`: the done word for which the call waits in every
-  // member, one after another; 0: it waits in none.
+  // Waits for one member's word. `done_of_all`: the value that the call awaits in the done words of
+  // all members, one after another; 0: none.
   Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,
                    uint64_t done_of_all = 0);
   Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target, int member,

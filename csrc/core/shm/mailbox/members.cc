@@ -14,8 +14,8 @@ constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
 }  // namespace
 
-// The sequence is 0 meanwhile, and is stored last. Release pairs with the acquires in
-// load_record(): a reader that sees a word of it also sees that the previous record is gone.
+// The sequence is 0 during the copy, and is stored last. Release pairs with the acquires in
+// load_record(): a reader that sees a word of the new record also sees that the old one is gone.
 void store_record(CallRecord* to, const CallRecord& from) {
   auto words = std::bit_cast<std::array<uint64_t, kRecordWords>>(from);
   auto* out = reinterpret_cast<uint64_t*>(to);
@@ -97,7 +97,7 @@ Departure Members::departure(int member) const {
   const Mailbox& view = *views[member];
   if (view.ending.load(std::memory_order_acquire) == 0) return {};  // pairs with note_end()
   std::string exception(view.exception, strnlen(view.exception, sizeof view.exception));
-  // A mailbox that was reused meanwhile is of another group.
+  // If the mailbox was reused during the copy, the text may be of another group.
   fence(std::memory_order_acquire);  // orders the copy before the next load
   if (view.group_id.load(std::memory_order_relaxed) != group_id) return {};
   return {.exception = std::move(exception)};

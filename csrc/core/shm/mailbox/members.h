@@ -66,8 +66,8 @@ struct Members {
   Status death() const;
   // See Team.
   void note_end(const std::string& exception);
-  // Returns a function that may outlive this object: whether every other member has finished
-  // `done_word`, left or died, and so reads this rank's memory of that time no more.
+  // Returns a function that may outlive this object: whether every other member has reached
+  // `done_word`, left or died, and so no longer reads what this rank published before that word.
   std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
 
   // "rank 2 (pid 7 on host a)"

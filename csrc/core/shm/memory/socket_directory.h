@@ -6,7 +6,7 @@
 // of the tensor pool. Only the first is required. Both sides check that the other runs as the same
 // user. Processes in different network namespaces never meet.
 //
-// One service thread per process answers, and holds the arena's life mutex.
+// One service thread per process answers its peers, and holds the arena's life mutex.
 #pragma once
 
 #include <latch>

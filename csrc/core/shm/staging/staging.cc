@@ -201,8 +201,8 @@ Result<const std::byte*> Staging::read_piece(int member, uint32_t round, size_t 
 }
 
 Status Staging::close() {
-  // If only inputs are read in place, no rank reads them any more, because this rank has gathered
-  // results computed from them.
+  // If only inputs are read in place, there is no need to wait: this rank has gathered all results
+  // computed from them, so no rank reads them any more.
   if (!has_buffers() && call_.table.empty())
     return mailboxes_.wait_read(call_.rounds, call_.reader);
   for (size_t k = 0; k < call_.table.size() && call_.tensor; ++k)

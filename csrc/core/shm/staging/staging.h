@@ -9,7 +9,7 @@
 // writer's core, use only a part of the ring, which stays in the writer's cache.
 //
 // The first call that needs a slab takes it from the arena. A group keeps it between calls while
-// all groups together hold little. Beyond that, a call borrows a slab of the size that it stages,
+// all groups hold little memory in all. Beyond that, a call borrows a slab for its data alone,
 // and returns it once its readers are done, so that thousands of groups share the memory of the
 // calls in flight. If the arena is full of data that is still unread, a call waits for the readers.
 #pragma once
@@ -77,7 +77,7 @@ class Staging {
   Result<const std::byte*> read_piece(int member, uint32_t round, size_t in_tensor,
                                       size_t bytes) const;
 
-  // Prefetches for ownership the buffers of a next call of this size. Call after post().
+  // Prefetches for ownership the buffers of the next call, if it stages as much. Call after post().
   void prefetch_next_range();
 
   // A member's table, see Publication.
