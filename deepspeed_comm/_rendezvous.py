@@ -67,7 +67,7 @@ def rendezvous(
         left = timeout - timedelta(seconds=time.monotonic() - began)
         store = TCPStore(address, port, size, False, max(left, timedelta(seconds=1)))
     yield store, rank, size
-    raise RuntimeError("mpi:// brings ranks together once; a job that changes needs torchrun.")
+    raise RuntimeError("mpi:// connects the ranks only once; use torchrun for elastic jobs.")
 
 
 def _port_of(job: str) -> int:

@@ -865,7 +865,7 @@ def empty(
     Raises AssertionError without a process group, and TypeError if size is not whole numbers.
     """
     assert torch.distributed.is_initialized(), (
-        "empty() asks the backend of a process group: call init_distributed() first"
+        "empty() needs a process group: call init_distributed() first"
     )
     shape = _shape(size)
     dtype = dtype or torch.get_default_dtype()
@@ -1075,7 +1075,8 @@ def mpi_discovery(
     environment.mpi_discovery(distributed_port, verbose)
     if is_initialized():
         for name, known in (("RANK", get_rank()), ("WORLD_SIZE", get_world_size())):
-            assert int(os.environ[name]) == known, f"{name} is {os.environ[name]}, torch's {known}"
+            given = os.environ[name]
+            assert int(given) == known, f"{name} is {given}, but {known} in the process group"
 
 
 def init_distributed(

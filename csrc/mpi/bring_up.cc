@@ -261,11 +261,11 @@ class BringUp {
       if (fits) continue;
       const char* advice =
           plan().origin == MpiOrigin::kProgram
-              ? "MPI was initialised before dscomm was asked to: let dscomm do it (in mpi4py: "
+              ? "MPI was initialised before dscomm could do so: let dscomm do it (in mpi4py: "
                 "mpi4py.rc.initialize = False before MPI is imported), or start all ranks with one "
                 "mpirun"
-              : "is there another MPI on the library path, or a setting for it in the "
-                "environment?";
+              : "look for another MPI on the library path, and for settings of MPI in the "
+                "environment";
       return make_status(Code::kUnsupported,
                          "{} came up as rank {} of {} in MPI_COMM_WORLD, which is not one "
                          "world of the {} ranks; {}",

@@ -123,8 +123,8 @@ std::string explain_split(Collective kind, const std::string& sender, uint64_t s
                        receiver, expected);
   return format_text("{} sends {} elements to {}, which expects {}; {}", sender, sent, receiver,
                      expected,
-                     kind == Collective::kAllToAll ? "the split sizes do not fit"
-                                                   : "the counts of the ranks do not fit");
+                     kind == Collective::kAllToAll ? "make the split sizes of both equal"
+                                                   : "make the counts of both equal");
 }
 
 std::string explain_mismatch(std::span<const std::byte> bytes,

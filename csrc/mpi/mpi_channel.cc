@@ -60,7 +60,9 @@ Status MpiChannel::open(size_t channel_bytes, uint64_t) {
   const size_t cell_bytes = std::clamp(channel_bytes / kCells, kShortestCell, kLongestCell);
   cells_.reset(new (std::nothrow) std::byte[kCells * cell_bytes]);
   if (cells_ == nullptr)
-    return make_status(Code::kResource, "no memory is left for a channel to {}", peer_);
+    return make_status(Code::kResource,
+                       "cannot allocate {} bytes to send to {}; free memory on this host",
+                       kCells * cell_bytes, peer_);
   cell_bytes_ = cell_bytes;
   return {};
 }

@@ -38,7 +38,8 @@ Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
   memory_.reset(new (std::nothrow) std::byte[kLine + table_bytes + bytes]);
   if (memory_ == nullptr) {
     data_bytes_ = table_entries_ = 0;
-    return make_status(Code::kResource, "no {} bytes of memory are left for staging", bytes);
+    return make_status(Code::kResource,
+                       "cannot allocate {} bytes for staging; free memory on this host", bytes);
   }
   const auto address = reinterpret_cast<uintptr_t>(memory_.get());
   std::byte* line = memory_.get() + (kLine - address % kLine) % kLine;

@@ -204,7 +204,8 @@ void DscommBackend::startCoalescing() {
   end_abandoned_coalescing();
   if (!coalescing_thread_.compare_exchange_strong(nobody, std::this_thread::get_id()))
     raise_value_error(
-        "startCoalescing: calls of group '{}' are being coalesced already; end that first",
+        "startCoalescing: calls of group '{}' are being coalesced already; call endCoalescing "
+        "first",
         group_->name());
   coalesced_.clear();
   const WithGil with_gil;

@@ -145,7 +145,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            "call(), in which all-reduces of torch.distributed over this backend are "
            "all_reduce_caching() under the match_id.")
       .def("_set_default_timeout", &DscommBackend::setTimeout, py::arg("timeout"),
-           py::call_guard<py::gil_scoped_release>(), "As of torch's own backends.")
+           py::call_guard<py::gil_scoped_release>(),
+           "Sets the group's timeout, as torch's own backends do.")
       .def("flight_record", &DscommBackend::flight_record,
            "The last operations of the group, oldest first, as JSON.");
 #if DSCOMM_TORCH_2

@@ -336,8 +336,8 @@ void add_direct_calls(py::module_& module) {
   module.def(
       "is_plain", [](const py::handle& tensor) { return plain_tensor(tensor.ptr()) != nullptr; },
       py::arg("tensor"),
-      "Whether a call may go past torch's dispatcher with it: it is no more than CPU memory, and "
-      "no mode, transform or tracer is to see the call.");
+      "Whether a call with this tensor may bypass torch's dispatcher: the tensor is no more than "
+      "CPU memory, and no mode, transform or tracer is to see the call.");
   module.def("remember_group", &remember_direct_group, py::arg("group"), py::arg("backend"),
              "For direct_all_reduce(): the backend that the group uses, until the group is gone.");
   module.def("remember_ranks", &remember_ranks, py::arg("group"), py::arg("ranks"),

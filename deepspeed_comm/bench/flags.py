@@ -166,7 +166,7 @@ def parse(arguments: Sequence[str] | None, rank: int, world: int | None) -> Opti
     if given.direct and not (set(DIRECT) & set(collectives) and "dscomm" in backends):
         parser.error(f"--direct is {' or '.join(DIRECT)} over dscomm: name both, or leave it out")
     if given.touch and given.agg_iters > 1:
-        parser.error("--touch comes before each timed call: it goes with -m 1 alone")
+        parser.error("--touch rewrites the tensors before each timed call: use it only with -m 1")
     if given.root is not None and world is not None and given.root >= world:
         parser.error(f"-r/--root: rank {given.root} is not one of {world}, 0 to {world - 1}")
     ops = list(OPS) if given.op == "all" else [given.op]

@@ -174,13 +174,13 @@ bool Connector::is_over(Attempt& attempt) {
     if (answer.kind == MessageKind::kWelcome && answer.id == request_.id) {
       connection_ = std::move(attempt.connection);
     } else {
-      endpoint.outcome = "somebody else answered";
+      endpoint.outcome = "another service answered";
       endpoint.refused = true;
     }
     return true;
   }
   if (!attempt.connection.ended()) return false;
-  endpoint.outcome = attempt.connection.error() == EPROTO ? "somebody else answered"
+  endpoint.outcome = attempt.connection.error() == EPROTO ? "another service answered"
                                                           : error_text(attempt.connection.error());
   endpoint.refused = attempt.connection.error() == EPROTO;
   return true;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/base/format.h"
+#include "core/base/packer.h"
 #include "core/detector/connector.h"
 #include "core/detector/links.h"
 #include "core/detector/listener.h"
@@ -271,7 +272,7 @@ Status Rendezvous::handle(int rank, Peer& peer, const Message& message) {
              message.rank < static_cast<int>(request_.members.size())) {
     missing_[rank] = message.text;
   } else {
-    return error(Status(Code::kInternal, name(rank) + " said something before all were connected"));
+    return error(malformed_value("message from " + name(rank)));
   }
   return {};
 }

@@ -66,9 +66,10 @@ Result<std::shared_ptr<Context>> Context::process() {
   set_log_level(settings.debug);
   const bool on_signal = settings.flight_record_signal != "none";
   if (on_signal && settings.flight_record_dir.empty())
-    return make_status(Code::kInvalidArgument,
-                       "DSCOMM_FLIGHT_RECORD_SIGNAL={}: expected DSCOMM_FLIGHT_RECORD_DIR as well",
-                       settings.flight_record_signal);
+    return make_status(
+        Code::kInvalidArgument,
+        "DSCOMM_FLIGHT_RECORD_SIGNAL={}: expected DSCOMM_FLIGHT_RECORD_DIR to be set, too",
+        settings.flight_record_signal);
   DSCOMM_ASSIGN_OR_RETURN(std::shared_ptr<Context> context,
                           create(settings, std::make_unique<SocketDirectory>()));
   if (on_signal)

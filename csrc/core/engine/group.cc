@@ -253,8 +253,8 @@ Status Group::refuse_locked() const {
                        options_.name);
   if (has_state(kExiting) && exit_thread_ != std::this_thread::get_id())
     return make_status(Code::kInvalidArgument,
-                       "this process is ending, and group '{}' takes calls of the thread "
-                       "that runs its exit handlers alone",
+                       "this process is ending, and group '{}' takes calls only from the "
+                       "thread that runs its exit handlers",
                        options_.name);
   return {};
 }

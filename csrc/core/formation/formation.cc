@@ -399,7 +399,8 @@ class FormationRun {
     if (!limited.empty())
       failure = Status(Code::kResource, own_name + " could not attach the memory of " + limited);
     if (!late.empty())
-      failure = Status(Code::kTimeout, own_name + " waited for the memory of " + late);
+      failure =
+          Status(Code::kTimeout, own_name + " timed out while it attached the memory of " + late);
     if (!are_all_old) return failure;
     await_successor(failure);
     return {};

@@ -420,8 +420,7 @@ Result<bool> Modex::is_sole_entry_of(const std::map<int, MemberEntry>& bodies, i
                                      std::vector<int>* taken_by) {
   bool is_sole = true;
   for (const auto& [covered, body] : bodies) {
-    if (covered < 0 || covered >= request_.size)
-      return Status(Code::kInternal, "an entry of a rank that is none");
+    if (covered < 0 || covered >= request_.size) return malformed_value("entry of a rank");
     const int by = (*taken_by)[static_cast<size_t>(covered)];
     if (by < 0 || by == owner) continue;
     const bool may_be_left = by == covered || is_stale(seen_[static_cast<size_t>(by)].time_ns);

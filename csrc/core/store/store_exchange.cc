@@ -67,7 +67,9 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   if (!decision.ok()) return fail(decision.status());
   // A rank that waits for this decision may have learned of a death and have failed the step.
   DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claim_of(step_)), 1));
-  if (claims > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
+  if (claims > 1)
+    return fail(Status(Code::kInternal,
+                       "a rank failed without a reason; see the output of the other ranks"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
   if (!decided_.empty()) {  // all are in this step, so they have read the last decision
     remove(decided_);

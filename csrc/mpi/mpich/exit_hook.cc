@@ -17,7 +17,7 @@ namespace {
 
 [[noreturn]] void leave_or_exit(int status) {
   if (guard::calls_of_thread().depth > 0)
-    guard::give_up("it was about to end the process; standard error may have the reason");
+    guard::give_up("MPI was about to end the process; standard error may have the reason");
   std::exit(status);
 }
 

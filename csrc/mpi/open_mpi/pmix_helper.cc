@@ -197,7 +197,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
       ready = message->kind == PmixMessageKind::kReady &&
               unpack(message->text, &helper->environments_) &&
               helper->environments_.own.size() == description.clients().size();
-      if (!ready) return Status(Code::kInternal, "it answered something else than was asked");
+      if (!ready) return malformed_value("message from dscomm-pmix");
       state->has_answered();
     }
     DSCOMM_RETURN_IF_ERROR(state->probe());

@@ -33,12 +33,11 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
       if (round == 0) {
         DSCOMM_ASSIGN_OR_RETURN(const Counts theirs, staging_->read_table(k));
         if (theirs[me] != expected)
-          return mailboxes_->fail(
-              Code::kMismatch,
-              format_text(
-                  "{} sends {} elements to {}, which expects {}; the split sizes do not fit",
-                  mailboxes_->name_member(k), theirs[me], mailboxes_->name_member(rank()),
-                  expected));
+          return mailboxes_->fail(Code::kMismatch,
+                                  format_text("{} sends {} elements to {}, which expects {}; make "
+                                              "the split sizes of both equal",
+                                              mailboxes_->name_member(k), theirs[me],
+                                              mailboxes_->name_member(rank()), expected));
         begins[k] = total_count(theirs.first(me)) * element_bytes;
       }
       if (length == 0) continue;

@@ -23,10 +23,11 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
   DSCOMM_ASSIGN_OR_RETURN(const Counts table, staging_->read_table(root));
   if (table[rank()] != count)
-    return mailboxes_->fail(Code::kMismatch,
-                            format_text("{} scatters {} elements to {}, whose output holds {}",
-                                        mailboxes_->name_member(root), table[rank()],
-                                        mailboxes_->name_member(rank()), count));
+    return mailboxes_->fail(
+        Code::kMismatch,
+        format_text("{} scatters {} elements to {}, whose output holds {}; make both equal",
+                    mailboxes_->name_member(root), table[rank()], mailboxes_->name_member(rank()),
+                    count));
   const size_t piece = piece_bytes(element_bytes, size());
   const uint32_t rounds = rounds_of(bytes, piece);
   const size_t own_begin = total_count(table.first(rank())) * element_bytes;
