@@ -73,8 +73,8 @@ def _remember_foreign(op: Any, torch_op: Any) -> None:
     if len(foreign_ops) >= MOST_FOREIGN_OPS:
         return
     foreign_ops[id(op)] = (op, torch_op)
-    # Without the native module there are no direct calls. When there are, _direct.py passes all
-    # operators.
+    # The direct calls of the native module must be told of the operator. If the module is not
+    # loaded yet, _direct.py later passes all of foreign_ops.
     native = loaded_extension()
     if native is not None:
         native.remember_op(op, torch_op)

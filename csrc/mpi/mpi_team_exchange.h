@@ -14,8 +14,8 @@ class MpiTeam::Exchange {
  public:
   Exchange(MpiTeam& team, DType dtype, const CallOptions& options);
 
-  // Adds a partner with the blocks in both directions, in elements; the partner must add this rank.
-  // In a call whose blocks go in one direction, the other count is nullopt.
+  // Adds the blocks to and from `rank`, which must add this rank, too. Counts are in elements;
+  // nullopt: no block goes in that direction, whereas a block of 0 still takes one message.
   void add(int rank, const void* in, std::optional<size_t> in_count, void* out,
            std::optional<size_t> out_count);
   // Runs the exchange, after all partners are added.

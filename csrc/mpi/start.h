@@ -53,8 +53,9 @@ class MpiStart {
   // Called when MPI_Init_thread has returned.
   virtual void has_started(const StartContext& context) = 0;
 
-  // Whether MPI's TCP connections can require a token, which keeps strangers off (tcp_hooks.h). If
-  // they can on all ranks, rank 0 makes a token, and all ranks call admit() with it; else with "".
+  // Whether this rank's MPI can require a token on its TCP connections, so that no stranger can
+  // connect (tcp_hooks.h). If so on all ranks, rank 0 makes a token, and all ranks pass it to
+  // admit(); otherwise all pass "".
   virtual bool carries_token(const StartContext&) const { return false; }
   virtual std::string make_token() const { return ""; }
   virtual void admit(const std::string&) {}

@@ -23,8 +23,8 @@ constexpr OpType kReduceScatterTensorCoalesced = reduce_scatter_tensor_coalesced
 template <typename Item>
 Item& single_item(std::vector<Item>& items, const char* argument) {
   if (items.size() != 1)
-    raise_value_error("{}: got a list of {}, expected exactly one for each rank", argument,
-                      items.size());
+    raise_value_error("{}: got a list of {}, expected a list of one (a rank has one device)",
+                      argument, items.size());
   return items[0];
 }
 

@@ -74,7 +74,7 @@ Status Flooding::ended(uint64_t team_id, uint64_t call) const {
 
 bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) {
   Message message = Message::about(MessageKind::kEnd, rank_, team_id, cause);
-  // Cuts the text here, too, so that all ranks have the same text.
+  // This rank, too, keeps only the text that fits into a message, so all ranks have the same text.
   const size_t heading_bytes =
       Packer().number(unfinished_call).number(kMessageTextBytes).take().size();
   message.text = Packer()

@@ -110,8 +110,8 @@ Status Listener::accept_from(int listener) {
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
         return make_status(Code::kResource,
-                           "{} cannot take the connections of {} others: {}; raise its "
-                           "limit (ulimit -n)",
+                           "{} cannot take the connections of {} other ranks: {}; if it has too "
+                           "many open files, raise its limit (ulimit -n)",
                            own_name(), expected_, std::strerror(errno));
       return {};  // no connection is waiting
     }

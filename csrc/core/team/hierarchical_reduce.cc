@@ -31,8 +31,9 @@ struct HierarchicalTeam::Levels {
   const bool is_widened;  // sums are float32, results are not
 };
 
-// The slices of a chunk. They begin at multiples of 64 bytes, counted in the tensor's elements, so
-// that leaders do not write to the same cache line. A chunk of a few cache lines has few slices.
+// The slices of a chunk. They begin at multiples of 64 bytes of the tensor (of 128 bytes in widened
+// sums), so that leaders do not write to the same cache line. A chunk of a few cache lines has few
+// slices.
 class HierarchicalTeam::Slicing {
  public:
   Slicing(size_t count, int slice_count, size_t element_bytes)

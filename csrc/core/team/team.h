@@ -37,9 +37,9 @@ class Team;
 // inside the call. If one fails, the call fails with that status.
 struct Chunks {
   size_t count = 0;  // elements of each block in one chunk; the last chunk may be shorter
-  // If `ring` is not 0, it is two chunks, and a reduction reads value i of each block at i modulo
-  // `ring`; `out_ring` does so for results. With a ring, `count` is a power of two, or a multiple
-  // of four times the elements of Team::piece_bytes().
+  // If `ring` is not 0, a reduction's input blocks are rings of `ring` elements, which is two
+  // chunks: value i of a block lies at i modulo `ring`. `out_ring`: the same for results. With a
+  // ring, `count` is a power of two, or a multiple of 4 * Team::piece_bytes() in elements.
   size_t ring = 0, out_ring = 0;
   // Called before values are read, with a growing `end`: must produce all values before `end`,
   // which may lie behind the last value. The first chunk exists from the beginning. At most two
