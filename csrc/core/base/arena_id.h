@@ -6,7 +6,7 @@
 
 namespace dscomm {
 
-// 128 random bits. Ranks exchange them through the store and compare them with those in the arena.
+// 128 random bits. Part of a rank's address; a peer compares them with those in the mapped arena.
 struct ArenaId {
   uint64_t high = 0, low = 0;
   bool operator==(const ArenaId&) const = default;

@@ -29,8 +29,8 @@ inline int64_t wall_clock_ns() {
 }
 
 // When a wait ends. Group makes the deadline of a call from the call's timeout. A deadline starts
-// at its first query, so a call that never waits reads no clock. A copy from before that query
-// starts at its own first query. Time in which the process did not run (LostTime) does not count.
+// at its first query, so a call that never waits reads no clock. A copy that was made before the
+// first query starts separately. Time in which the process did not run (LostTime) does not count.
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {
@@ -44,21 +44,21 @@ class Deadline {
     seen_.ns = now;
     return remaining_at(now);
   }
-  // The whole timeout.
+  // The whole timeout, not what is left of it.
   int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
   std::string timeout_text() const { return duration_text(timeout_ms()); }
-  // A copy that ends this much later. Starts the clock.
+  // A copy whose end is `ns` later. Counts as a query, so it starts this deadline.
   Deadline later(int64_t ns) const {
     remaining_ns();
     Deadline copy = *this;
     copy.later_ns_ += ns;
     return copy;
   }
-  // Whether the original deadline, without later(), has passed. Starts the clock.
+  // For a copy from later(): whether the original deadline has passed. Counts as a query.
   bool is_overtime() const { return remaining_ns() <= later_ns_; }
 
   // Call after each slice of a wait: one sleep or yield, which began at `began_ns` and should have
-  // taken at most `asked_ns`. The excess may be time in which the process did not run.
+  // taken at most `asked_ns`. An excess of half a second or more counts as LostTime.
   void note_slice(int64_t began_ns, int64_t asked_ns) const {
     seen_.ns = monotonic_ns();
     lost_->note(began_ns + asked_ns, seen_.ns);
@@ -80,7 +80,7 @@ class Deadline {
     const int64_t now = monotonic_ns();
     const int64_t unseen_ns = now - seen_.ns - lost_->since(seen_.ns);
     if (unseen_ns < LostTime::kLeastNs) return;
-    // Restarts at `now`: a stop that another thread's slice notes, too, is left out only once.
+    // Restarts at `now`. Then a stop that a slice of another thread notes is not left out again.
     charged_ns_ = timeout_ns_ + later_ns_ - remaining_at(now) - unseen_ns;
     start_ns_ = seen_.ns = now;
   }
@@ -96,7 +96,7 @@ class Deadline {
   int64_t timeout_ns_;
   int64_t later_ns_ = 0;
   mutable int64_t start_ns_ = 0;
-  mutable int64_t charged_ns_ = 0;  // the time counted before start_ns_
+  mutable int64_t charged_ns_ = 0;  // part of the timeout used before start_ns_
   // When the deadline was last queried, or a slice last ended (note_slice()); 0: never. Copies
   // start at 0, because the thread may have waited since then, with another copy.
   struct Seen {
@@ -109,8 +109,8 @@ class Deadline {
     int64_t ns = 0;
   };
   mutable Seen seen_;
-  // A deadline keeps the LostTime of the library that made the deadline: a module that is loaded
-  // later has a separate one.
+  // The LostTime of the library that made this deadline. The MPI module, another library, has a
+  // separate LostTime; its waits must note their slices in this one.
   LostTime* lost_;
 };
 
@@ -137,7 +137,7 @@ class TimeLeft {
 
  private:
   const Deadline& deadline_;
-  int64_t least_end_ns_;  // 0: none
+  int64_t least_end_ns_;  // end of the extra second; 0: none
 };
 
 // Whether a deadline is in overtime (see Deadline::is_overtime()), for a polling wait. If the

@@ -7,7 +7,7 @@
 
 namespace dscomm {
 
-// 200 ms, 2.5 s, 90 s, 30 min: minutes from 2 min on if they are whole, seconds from 1 s on.
+// "200 ms", "2.5 s", "90 s", "30 min": in minutes if whole and at least 2, else in s from 1 s on.
 inline std::string duration_text(int64_t milliseconds) {
   if (milliseconds < 1000) return std::to_string(milliseconds) + " ms";
   if (milliseconds >= 120'000 && milliseconds % 60'000 == 0)

@@ -16,14 +16,14 @@ std::string format_arguments(fmt::string_view text, fmt::format_args arguments);
 
 template <typename... Args>
 std::string format_text(fmt::format_string<Args...> text, Args&&... arguments) {
-#ifdef FMT_HEADER_ONLY  // with headers of torch, which bring another {fmt}
+#ifdef FMT_HEADER_ONLY  // in files that include torch, whose headers bring another {fmt}
   return fmt::format(text, std::forward<Args>(arguments)...);
 #else
   return format_arguments(text, fmt::make_format_args(arguments...));
 #endif
 }
 
-// "1, 2, 3"
+// "1, 2, 3" if the separator is ", ".
 template <typename Items>
 std::string join_text(const Items& items, std::string_view separator) {
   std::string text;

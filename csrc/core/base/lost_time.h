@@ -27,7 +27,7 @@ class LostTime {
 
   // Time lost since `start_ns`.
   int64_t since(int64_t start_ns) const {
-    // Relaxed: a thread sees its own notes; those of another thread count one slice later.
+    // Relaxed: a thread sees its own notes; those of another thread may count one slice later.
     return last_end_ns_.load(std::memory_order_relaxed) <= start_ns ? 0 : sum_since(start_ns);
   }
 

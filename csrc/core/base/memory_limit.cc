@@ -33,10 +33,11 @@ std::optional<int64_t> read_number(const std::string& path, const std::string& k
   return std::nullopt;
 }
 
-// Without a limit, cgroup v1 reports the largest number of whole pages.
+// Without a limit, cgroup v1 reports 2^63, less a page. No real limit is as large as this constant.
 constexpr int64_t kNoLimit = int64_t{1} << 62;
 
-// Walks from this process's cgroup to the root; `root` is the controller's mount point.
+// Adds the limits of the cgroup `path` and of those above it, the topmost first. `root` is the
+// controller's mount point.
 void walk(std::vector<MemoryLimit>* limits, const std::string& root, std::string path,
           const char* max_file, const char* use_file, const char* inactive_key) {
   std::vector<MemoryLimit> found;

@@ -17,9 +17,9 @@ struct MemoryLimit {
   std::string path;    // a file or folder that every process under this limit can open
 };
 
-// MemAvailable; and for each visible cgroup of this process that has a limit, the limit minus the
-// usage (without page cache that can be dropped). Ordered from the machine down to the process's
-// own cgroup. `proc` and `cgroup` are the mount points; tests pass others.
+// The machine's MemAvailable, and one entry for each visible cgroup of this process that has a
+// limit: the limit minus the usage, without page cache that can be dropped. Ordered from the
+// machine down to the process's cgroup. `proc` and `cgroup` are mount points; tests pass others.
 std::vector<MemoryLimit> memory_limits(const std::string& proc = "/proc",
                                        const std::string& cgroup = "/sys/fs/cgroup");
 

@@ -26,7 +26,7 @@
 namespace dscomm {
 namespace {
 
-constexpr size_t kPageBytes = 4096;  // the unit of the ledger
+constexpr size_t kPageBytes = 4096;  // one byte of a lock announces one page
 // Each announcement starts at a random multiple of the largest size, so that those of two processes
 // do not overlap.
 constexpr int64_t kMostPages = int64_t{1} << 28;  // 1 TiB
@@ -35,7 +35,7 @@ constexpr int64_t kLedgerEnd = kStarts * kMostPages;
 
 constexpr int64_t kSpareBytes = 16 << 20;
 // In each process that maps the memory, page tables take 1/512 of the memory's size, charged when
-// they are created. So this share is enough for eight processes.
+// they are created. So 1/64 is enough for eight processes.
 constexpr size_t kSpareShare = 64;
 
 constexpr auto kPause = std::chrono::milliseconds(1);
@@ -59,8 +59,9 @@ struct flock record(short type, int64_t begin, int64_t end) {
   return lock;
 }
 
-// The pages that other descriptors have announced in the ledger. Stops after kMostRecords queries,
-// and counts at most kMostPages for a record, because more cannot be real announcements.
+// The pages that other descriptors have announced in the ledger (the file or folder of a limit).
+// Stops after kMostRecords queries, and counts at most kMostPages for a record, because no real
+// announcement is larger.
 int64_t announced_pages(int ledger) {
   constexpr int kMostRecords = 10000;
   std::vector<std::pair<int64_t, int64_t>> ranges{{0, kLedgerEnd}};

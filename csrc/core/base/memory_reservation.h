@@ -34,15 +34,15 @@ namespace dscomm {
 
 class MemoryReservation {
  public:
-  static constexpr std::chrono::milliseconds kLongestTurn{50};  // for a hundred announcements
+  static constexpr std::chrono::milliseconds kLongestTurn{50};  // time for 100 announcements
   static constexpr std::chrono::milliseconds kStaleAfter{1000};
   static constexpr std::chrono::milliseconds kLongestWait{10000};
 
   // The bytes that must stay free for page tables and other processes when `bytes` are taken.
   static int64_t spare_bytes(size_t bytes);
 
-  // Reserves `bytes`. kResource, with the available and needed bytes, if a limit leaves less than
-  // `bytes` and spare_bytes().
+  // Reserves `bytes`. kResource, with the available and needed bytes, if a limit, minus what others
+  // have announced, leaves less than the sum of `bytes` and spare_bytes().
   static Result<MemoryReservation> make(size_t bytes, const std::string& proc = "/proc",
                                         const std::string& cgroup = "/sys/fs/cgroup");
   MemoryReservation(MemoryReservation&&) = default;

@@ -42,7 +42,7 @@ void FrameSocket::send_frame(uint32_t kind, std::string_view text) {
 
 bool FrameSocket::exchange() {
   if (!open()) return false;
-  // Messages that the other end sent before it closed may still be unread.
+  // Receives even if flush() fails: messages from before the other end closed may be unread.
   bool flushed = flush();
   return receive() && flushed;
 }

@@ -1,7 +1,7 @@
 // MessageSocket: non-blocking messages between two processes of a host, over a Unix socket.
 //
-// Both ends run the same build on the same machine, so numbers keep their layout in memory. Sizes
-// are checked nevertheless.
+// Both ends run the same build on the same machine, so numbers are sent as they lie in memory. The
+// receiver checks sizes nevertheless.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class FrameSocket {
 
   UniqueFd socket_;
   std::string incoming_, outgoing_;
-  size_t sent_ = 0;  // of outgoing_
+  size_t sent_ = 0;  // bytes of outgoing_ that have been sent
 };
 
 // `Kind` is an enumeration of uint32_t. A received kind may be out of range.
@@ -54,7 +54,7 @@ class MessageSocket : public FrameSocket {
     std::string text;
   };
 
-  // Sends what the socket accepts now, and keeps the rest.
+  // Sends what the socket accepts now, and keeps the rest for exchange().
   void send(Kind kind, std::string_view text) { send_frame(static_cast<uint32_t>(kind), text); }
   std::optional<Message> next() {
     std::optional<std::pair<uint32_t, std::string>> frame = next_frame();

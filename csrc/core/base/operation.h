@@ -23,7 +23,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   virtual ~Operation() = default;
 
-  // An operation that has failed before it began: it has published nothing.
+  // Makes an operation that has failed before it began: other ranks have seen nothing of it.
   static std::shared_ptr<Operation> refuse(const Status& status);
   bool refused() const { return refused_; }
 
@@ -33,9 +33,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // The group rank that a received message came from; -1 for everything else and until done.
   int source() const { return done() ? source_ : -1; }
 
-  // Blocks until done and returns the result. With a limit above zero it may return kTimeout
-  // earlier; the operation then continues under its own deadline. May run this operation, or those
-  // queued before it, on the calling thread.
+  // Blocks until done and returns the result. With a limit above zero, returns kTimeout if that
+  // passes first; the operation then continues under its own deadline. May run this operation, or
+  // those queued before it, on the calling thread.
   Status wait(std::chrono::milliseconds limit = std::chrono::milliseconds(0));
 
   // Calls back once: on the thread that finishes the operation, or in this call if it is done.
@@ -44,8 +44,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Called by the thread that runs the operation, with no lock held.
   void finish(const Status& status, int source = -1);
 
-  // The two halves of finish(): complete() marks the operation done and wakes waiting threads, and
-  // may be called with locks held. call_back() must be called with none.
+  // The two halves of finish(). complete() marks the operation done, wakes waiting threads and
+  // returns the callbacks; the caller may hold locks. call_back() must be called with none held.
   [[nodiscard]] std::vector<Callback> complete(const Status& status, int source = -1);
   static void call_back(const std::vector<Callback>& callbacks, const Status& status);
 

@@ -1,5 +1,6 @@
-// Packer and Unpacker: encode numbers and texts, one after another, for values that ranks exchange
-// once. Lengths are checked. Small numbers take one byte. pack() and unpack() encode structs.
+// Packer encodes numbers and texts, one after another, and Unpacker decodes them. For values that
+// ranks exchange rarely. Unpacker checks lengths. Numbers below 128 take one byte. pack() encodes a
+// struct, and unpack() decodes it.
 #pragma once
 
 #include <bit>
@@ -19,13 +20,13 @@ namespace dscomm {
 class Packer {
  public:
   Packer& number(uint64_t value);
-  Packer& index(int value) { return number(static_cast<uint64_t>(value + 1)); }  // from -1
+  Packer& index(int value) { return number(static_cast<uint64_t>(value + 1)); }  // >= -1
   Packer& real(double value) { return number(std::bit_cast<uint64_t>(value)); }
   Packer& text(std::string_view value);
   Packer& status(const Status& value) {
     return number(static_cast<uint64_t>(value.code())).text(value.message());
   }
-  // A value as it lies in memory.
+  // Encodes the bytes of a value as they lie in memory.
   template <typename T>
   Packer& bytes(const T& value) {
     return text({reinterpret_cast<const char*>(&value), sizeof value});
@@ -72,7 +73,7 @@ class Unpacker {
   Unpacker& fields(Values&... values);
   // The number of entries that follow, checked against the remaining bytes.
   uint64_t count();
-  // Whether no field was missing and nothing is left.
+  // Whether no field was missing or malformed, and no bytes are left.
   bool whole() const { return good_ && rest_.empty(); }
 
  private:
@@ -81,8 +82,8 @@ class Unpacker {
   bool good_ = true;
 };
 
-// Encodes a number, a text, a list, or a struct. A struct lists its fields, in their order, as
-// pointers to members: kFields.
+// Encodes a number, a text, a list, or a struct. A struct has a tuple `kFields` of pointers to its
+// members, in the order in which they are encoded.
 template <typename T>
 void pack_value(Packer& packer, const T& value) {
   if constexpr (requires { T::kFields; }) {

@@ -14,7 +14,7 @@ std::string fields_from_state(int64_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
   std::getline(file, text, '\0');
-  // The state is the letter after the last parenthesis: the program's name may contain others.
+  // The state follows the last ')': the program's name, before it, may contain parentheses, too.
   const size_t close = text.rfind(')');
   return close == std::string::npos || close + 2 >= text.size() ? "" : text.substr(close + 2);
 }

@@ -13,7 +13,7 @@ inline constexpr const char* kStopped = "stopped (state T)";
 // The state in words, to follow "which is": "sleeping (state S)".
 std::string process_state_text(char letter);
 
-// When the process started, in the kernel's clock ticks; 0 if it does not exist or is a zombie.
+// When the process started, in clock ticks since the boot; 0 if it does not exist or is a zombie.
 uint64_t process_start_time(int64_t pid);
 
 }  // namespace dscomm

@@ -1,9 +1,10 @@
 // The table of all DSCOMM_* settings.
 //
-// Each row is (field, environment name, type, default, smallest, largest, unit, meaning). The
-// environment is read once, when the process first makes a Context. A value that does not parse or
-// is out of range, and a DSCOMM_* name that is not in the table, are errors that name the allowed
-// values. docs/settings.md is generated from this table.
+// A row is NUMBER(field, environment name, default, smallest, largest, unit, meaning), or
+// TEXT(field, environment name, default, allowed values, meaning). The environment is read once,
+// when the process first makes a Context. A value that is not allowed is an error, which names the
+// allowed ones. A DSCOMM_* name that is not in the table is an error, which names the nearest
+// setting. docs/settings.md is generated from this table.
 #pragma once
 
 #include <cstdint>

@@ -42,8 +42,8 @@ class SocketList {
 // Used by one thread at a time. The list must outlive it.
 class SocketSleep {
  public:
-  // Calls of the library before a sleep: a call that reads data may report it only in the next
-  // call, and an MPI collective needs several calls to continue.
+  // How often to call the library before each sleep: a call that reads data may report it only in
+  // the next call, and an MPI collective needs several calls to continue.
   static constexpr int kPollsBefore = 8;
 
   explicit SocketSleep(SocketList& list) : list_(list) {}
@@ -63,7 +63,7 @@ class SocketSleep {
   SocketList& list_;
   // Epoll descriptors. Data is level-triggered, room is edge-triggered.
   UniqueFd data_, room_;
-  uint64_t seen_ = 0;  // SocketList::last_
+  uint64_t seen_ = 0;  // SocketList::last_ at the last follow()
   bool has_connection_ = false, has_failed_ = false;
   int ends_at_once_ = 0;  // sleeps that ended at once, less ten for each other sleep
 };

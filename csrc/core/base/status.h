@@ -1,8 +1,8 @@
 // Status and Result<T>: how the core reports errors.
 //
 // The core throws no exceptions. A function that can fail returns Status, or Result<T> if it has a
-// value; both are [[nodiscard]]. An OK status is one null pointer, so success is free. The glue
-// turns a status into an exception, in one place.
+// value; both are [[nodiscard]]. An OK status is one null pointer, so success costs nothing. The
+// c10d glue (csrc/torch) turns a status into an exception, in one place.
 #pragma once
 
 #include <memory>

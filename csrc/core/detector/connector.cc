@@ -20,7 +20,7 @@ namespace {
 // this time (RFC 8305 recommends 250 ms).
 constexpr int64_t kNextAddressNs = 250 * kMs;
 // The pause between rounds over all addresses. A member listens before it publishes its addresses,
-// so an address that refuses for two seconds will never accept.
+// so an address that refuses in ten rounds (two seconds) will never accept.
 constexpr int64_t kPauseNs = 200 * kMs;
 
 std::string error_text(int error) {
@@ -147,7 +147,7 @@ Result<bool> Connector::begin_attempt(size_t index) {
   return true;
 }
 
-// Advances an attempt. It is over once it has failed, or has become connection_.
+// Advances an attempt. Returns whether it is over: it has failed, or has become connection_.
 bool Connector::is_over(Attempt& attempt) {
   Endpoint& endpoint = endpoints_[attempt.endpoint];
   if (!attempt.connected) {

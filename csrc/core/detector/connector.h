@@ -25,13 +25,13 @@ class Connector {
 
   // Begins the attempts that are due. Returns an error if no address works.
   Status begin();
-  // The descriptors to poll, and when begin() is due next.
+  // The descriptors to poll; and the time, on monotonic_ns(), at which begin() is due next.
   void add_to(std::vector<pollfd>* entries) const;
   int64_t next_attempt_ns() const;
   // Handles the results of poll() for add_to()'s entries. Returns whether connection() is ready.
   bool handle(std::span<const pollfd> entries);
   Connection connection() { return std::move(connection_); }
-  // Sends a last message over all established connections, and closes all.
+  // Sends a last message over those attempts that are connected, and closes all attempts.
   void hang_up(const Message& last_message);
 
   // "rank 1 (...) <how> to rank 0 (...) at 10.0.0.1:4444 (Connection refused); ..."

@@ -43,7 +43,7 @@ class FailureDetector {
   // note_end().
   virtual Departure departure(int rank) const = 0;
   // Notes that this process is about to end without leaving its groups; see Team::note_end(). The
-  // goodbye of this process tells the others. Only the first note counts.
+  // goodbye of this process carries the note to the others. Only the first note counts.
   virtual void note_end(const std::string& exception) = 0;
 
   // Returns the death of one of `ranks` if this rank has been cut off from all others for
@@ -51,9 +51,9 @@ class FailureDetector {
   // Otherwise, or if none of `ranks` has died, returns OK.
   virtual Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
-  // Returns the first cause for which a rank ended the Team, or OK. `call` is the number of the
-  // call in progress (0: the Team is being made). Returns OK, too, if all ranks that ended the Team
-  // had finished that call before; see Team::failure_in().
+  // Returns the first cause for which a rank ended the Team, or OK if none did. `call` is the
+  // number of the call in progress (0: the Team is being made). Also returns OK if all ranks that
+  // ended the Team had finished that call before; see Team::failure_in().
   virtual Status ended(uint64_t team_id, uint64_t call = kAnyCall) const = 0;
 
   // Tells all ranks that the Team has ended, why, and the first call that this rank had not

@@ -21,8 +21,8 @@ constexpr size_t kCallsKept = 128;
 // The most calls in one question.
 constexpr size_t kCallsAsked = 16;
 static_assert(kCallsAsked * sizeof(CallRecord) + 512 <= kMessageTextBytes);
-// How many Teams that ended here keep their calls; and from how many Teams on this member drops the
-// Teams that others have asked about, but in which it has made no call.
+// kTeamsKept: how many Teams that have ended here keep their calls. kTeamsAsked: if calls_ has this
+// many Teams, the Teams in which this member has made no call, but others have asked, are dropped.
 constexpr size_t kTeamsKept = 64, kTeamsAsked = 4096;
 
 Status describe_leave(const std::string& name, const Departure& departure) {
@@ -176,7 +176,7 @@ bool Flooding::handle_gone(int from, const Message& message) {
   if (message.rank < 0 || message.rank >= static_cast<int>(members_.size()) ||
       message.code == Code::kOk)
     return false;
-  if (message.rank == rank_) return true;  // another member cannot reach this one
+  if (message.rank == rank_) return true;  // this rank lives: a link to it was lost
   const bool is_new =
       message.code == Code::kPeerLeft
           ? note_gone(message.rank,
@@ -271,7 +271,8 @@ bool Flooding::handle_comparison(int from, const Message& message) {
   return true;
 }
 
-// Ends the Team if a call differs. Reports the first difference, which may cause the later ones.
+// Ends the Team and returns true if a call differs. Reports the first difference, which may have
+// caused later ones.
 bool Flooding::compare(uint64_t team_id, const Calls& calls, const Question& question) {
   for (const CallRecord& theirs : question.calls)
     for (const CallRecord& mine : calls.last) {

@@ -35,7 +35,7 @@ class Flooding {
   // Whether all connections of this member are lost, though other members live.
   bool is_cut_off() const { return links_.empty() && gone_.size() + 1 < members_.size(); }
 
-  // Events of this process. end() returns whether this end was new.
+  // Events of this process. end() returns whether the end is new, or its unfinished call lower.
   bool end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0);
   void note_position(uint64_t team_id, uint64_t position) { positions_[team_id] = position; }
   void forget(uint64_t team_id);
@@ -78,10 +78,10 @@ class Flooding {
   uint64_t count_ = 0;  // changes of gone_ and ended_
   struct End {
     Status cause;
-    uint64_t unfinished_call = 0;  // the lowest on any rank that ended it
+    uint64_t unfinished_call = 0;  // the lowest of all ranks that ended the Team
   };
   std::map<uint64_t, End> ended_;           // by Team
-  std::map<uint64_t, uint64_t> positions_;  // by Team, of this process
+  std::map<uint64_t, uint64_t> positions_;  // of this process, by Team
   // The last calls of another member, the newest last.
   struct Question {
     int rank = -1;
@@ -91,7 +91,7 @@ class Flooding {
   struct Calls {
     CallerName caller;
     std::deque<CallRecord> last;  // the newest last
-    Question ahead;               // of the member that is furthest ahead; without calls: none
+    Question ahead;               // from the member furthest ahead; none if ahead.calls is empty
     bool is_asked = false;        // another member has asked about the newest call
   };
   bool compare(uint64_t team_id, const Calls& calls, const Question& question);
@@ -106,7 +106,7 @@ class Flooding {
   std::vector<std::pair<int, std::string>> outbox_;
 };
 
-// The status of a process whose connection was lost without a goodbye.
+// The status of a process whose connection ended without a goodbye. `error`: Connection::error().
 Status describe_loss(const std::string& name, int error);
 
 }  // namespace dscomm

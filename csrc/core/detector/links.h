@@ -1,15 +1,16 @@
 // Links: the graph of connections between the members of a transport, over which failure notices
 // spread. The graph stays connected if any one member or host is gone.
 //
-// The hosts are numbered, and so are the members of a host. In both numberings, 2i and 2i + 1 are
-// pair i. Both of pair i are linked to both of pair (i - 1) / 6, and each to its predecessor:
+// The hosts are numbered, and so are the members of each host, from 0. In both numberings, 2i and
+// 2i + 1 are pair i. Each number is linked to the number before it; and both numbers of pair i > 0
+// are linked to both of pair (i - 1) / 6:
 //
 //     0 - 1 - 2 - 3 - ... - 13 - 14 - ...
 //     2 ... 13 are linked to 0 and to 1; 14 ... 25 to 2 and to 3
 //
-// A link between hosts joins the first two members of one with the first two of the other. The
-// other members of two consecutive hosts are linked one to one, or one to several (at most 8), so
-// that if a host goes down, survivors notice the death of every member.
+// A link between two hosts stands for links between the first two members of one and the first two
+// of the other. In addition, members of two consecutive hosts are linked one to one, or one to
+// several (at most 8). So if a host goes down, survivors notice the death of every member.
 //
 // The path between two members has some 2 log6 h + 2 log6 m links, for h hosts of m members. No
 // member has more than kMostLinks. The graph mostly stays connected even if many are gone.

@@ -15,7 +15,8 @@
 namespace dscomm {
 namespace {
 
-// How long a connection may stay unidentified, and how many more connections than expected may.
+// kHelloNs: how long a connection may stay unidentified. kStrangers: how many more connections than
+// expected may be unidentified at a time.
 constexpr int64_t kHelloNs = 10'000'000'000;
 constexpr size_t kStrangers = 64;
 // The most connections that are accepted before the members are polled again.
@@ -65,9 +66,8 @@ Status Listener::listen_at(const std::string& address) {
     listener =
         UniqueFd(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!listener.valid()) return failed("no socket (ulimit -n?)");
-    // Connections of a job that has just ended keep the port busy for a minute. With this option
-    // two ranks may bind the same port; the second one then fails to listen, and tries the next
-    // port.
+    // Allows a port that connections of an ended job keep busy for a minute. With this option two
+    // ranks may bind the same port; listen() then fails on the second one, which tries the next.
     const int on = 1;
     (void)setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(listener.get(), name->get(), name->size) == 0 &&
@@ -115,7 +115,7 @@ Status Listener::accept_from(int listener) {
                            own_name(), expected_, std::strerror(errno));
       return {};  // no connection is waiting
     }
-    // A member whose connection is dropped tries again.
+    // Drops the oldest. If it came from a member, the member tries again.
     if (pending_.size() >= expected_ + kStrangers) pending_.erase(pending_.begin());
     pending_.push_back({Connection(std::move(socket)), monotonic_ns()});
   }

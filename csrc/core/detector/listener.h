@@ -23,8 +23,8 @@ class Listener {
   Listener(const TransportRequest& request, size_t expected)
       : request_(request), expected_(expected) {}
 
-  // Listens at all addresses of this member, and at no other: if a user has chosen some, the rest
-  // stay closed. kUnsupported if it has none.
+  // Listens at all addresses of this member, and at no other: if the user has chosen some addresses
+  // (DSCOMM_IFNAME), the rest stay closed. kUnsupported if the member has no address.
   Status open();
   bool is_open() const { return !listeners_.empty(); }
   // The message that other members need in order to connect.

@@ -28,8 +28,8 @@ namespace {
 constexpr int64_t kCheckFailureEveryNs = 200 * kMs;
 // Pauses between looks for an invitation: the first one, and the longest.
 constexpr int64_t kFirstInvitationPauseNs = kMs, kLongestInvitationPauseNs = 50 * kMs;
-// A member with all of its connections waits this much beyond its deadline, because a member that
-// lacks a connection knows the reason. The first member hears all reports, and waits half as long.
+// A member with all of its connections waits this much beyond its deadline for a report from a
+// member that lacks one, and knows why. The first member gets all reports, and waits half as long.
 constexpr int64_t kLinkedGraceNs = 500 * kMs;
 // How often a member reports missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
@@ -113,7 +113,7 @@ class Rendezvous {
   bool has_said_ready_ = false, is_started_ = false, is_over_ = false;
   bool has_failure_ = false;  // the cause of the failure came over a connection
   int64_t pause_ns_ = kFirstInvitationPauseNs, read_again_ns_ = 0;
-  std::map<int, std::string> missing_;  // the ranks that connected members wait for
+  std::map<int, std::string> missing_;  // by connected member: the ranks that it waits for
   std::optional<std::pair<std::string, std::string>>
       last_report_;  // this member's last reports: to `up`, to `down`
   int64_t next_telling_ns_ = 0;
@@ -138,11 +138,11 @@ Status Rendezvous::run_once() {
   return is_started_ ? Status() : wait();
 }
 
-// Whether waiting still makes sense.
+// Returns an error if this member must give up: another one failed, or the time is over.
 Status Rendezvous::check() {
   const bool was_over = is_over_;  // at the last check; wait() has read once more since then
   is_over_ = left_ns() <= 0;
-  // With all connections up, failures come over them; that spares the store.
+  // A member with all of its connections hears of failures over them, and does not ask the store.
   Status failure = is_linked() ? Status() : exchange_.check();
   // If the others have timed out, they waited for this member, whose own attempts say more.
   if (failure.code() == Code::kTimeout)
@@ -192,7 +192,7 @@ Status Rendezvous::wait() {
     return entry.second.is_up && !entry.second.connector && !entry.second.connection.open();
   });
   if (awaits_invitation) wake_ns = std::min(wake_ns, read_again_ns_);
-  std::map<int, std::pair<size_t, size_t>> dials;  // first entry and number of entries
+  std::map<int, std::pair<size_t, size_t>> dials;  // by rank: first entry, number of entries
   for (auto& [rank, peer] : peers_) {
     if (peer.connector) {
       const size_t first = entries.size();
@@ -351,7 +351,7 @@ void Rendezvous::say(Peer& peer, const Message& message) {
 // Tells connected members over their connections and the others through the store, which decides
 // which cause was first. After a timeout, it tells connected members first: the deadline passes for
 // many members at once, and exchange_.fail() waits for rank 0. A member with all of its connections
-// timed out because of others, and leaves the store out, which may be lost.
+// timed out because of others. It does not tell the store, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = has_failure_ || exchange_.has_read_failure();

@@ -27,7 +27,7 @@ struct Link {
 };
 
 // Collective over the members, which all return soon after the deadline at the latest. Messages
-// after kStart are still unread in the connections. On failure, the invitation is removed.
+// that follow kStart are still unread in the connections. A failure removes the invitation.
 Result<std::vector<Link>> connect_members(const TransportRequest& request, Store& store,
                                           const Deadline& deadline);
 

@@ -22,7 +22,8 @@ namespace {
 constexpr std::chrono::milliseconds kLeaveLimit{1000};
 // The longest sleep during the goodbye, so that a stop of the process is noticed.
 constexpr int kLeaveSliceMs = 100;
-// A rank that waits must give up at its timeout before the kernel gives up the connection.
+// Connections tolerate a silence of the longest timeout plus this. So a rank that waits gives up at
+// its timeout, before the kernel gives up the connection.
 constexpr std::chrono::minutes kBeyondTimeout{1};
 
 std::vector<int> all_links(const TransportRequest& request) {
@@ -258,7 +259,7 @@ void TcpFailureDetector::serve() {
           {link.connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
       polled.push_back(&link);
     }
-    timeout_ms = -1;  // ends when leave() wakes this thread, or with the process
+    timeout_ms = -1;  // no limit: leave() wakes the thread, or the process ends
     if (leave_by_) {
       if (!time_left) time_left.emplace(*leave_by_);
       const int64_t left_ns = time_left->ns();

@@ -3,12 +3,12 @@
 //
 // When a process dies, the kernel closes its connections, so the linked members learn at once of
 // its death, and tell all (see links.h and flooding.h). The ends of Teams, with their causes,
-// spread the same way. A process that ends in order says goodbye first, and how its program ended.
+// spread the same way. A process that ends in order sends a goodbye first, which tells how its
+// program ended.
 //
-// A notice reaches every member while the survivors' links are connected, as they are if any one
-// process or host is gone. Members that are cut off rely on their deadlines. So do all members if
-// the network between hosts is cut, which closes no connection before the longest timeout of a
-// group.
+// A notice reaches every member while the graph of the survivors' links is connected. It is, if at
+// most one process or host is gone. Members that are cut off rely on their deadlines. So do all
+// members if the network between hosts is cut: no connection closes before the longest timeout.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,7 @@ class TcpFailureDetector final : public FailureDetector {
   static Result<std::unique_ptr<TcpFailureDetector>> connect(const TransportRequest& request,
                                                              Store& store,
                                                              const Deadline& deadline);
-  ~TcpFailureDetector() override;  // leaves
+  ~TcpFailureDetector() override;  // calls leave(), but not in a forked child
 
   uint64_t count() const override { return count_.load(std::memory_order_acquire); }  // publish()
   Status gone(int rank) const override;
@@ -57,8 +57,8 @@ class TcpFailureDetector final : public FailureDetector {
   void note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) override;
   void compare_calls(uint64_t team_id, bool always) override;
 
-  // Call with the timeout of each group: all members' connections then tolerate as long a silence.
-  // A shorter timeout than before changes nothing. Does not block.
+  // Call with the timeout of each group: all members' connections then tolerate a silence of this
+  // timeout and a minute. A shorter timeout than before changes nothing. Does not block.
   void tolerate_silence(std::chrono::milliseconds timeout);
 
   // Calls `body` once, with the first death: on the detector's thread, or before on_death() returns
@@ -98,7 +98,7 @@ class TcpFailureDetector final : public FailureDetector {
   std::thread service_;
   std::mutex leave_mutex_;  // held while the thread is joined
 
-  // Flooding::count() as it was when the mutex was released last: release store in publish(),
+  // Flooding::count() as it was when mutex_ was last released: release store in publish(),
   // acquire load in count().
   std::atomic<uint64_t> count_{0};
   mutable std::mutex mutex_;
@@ -109,13 +109,13 @@ class TcpFailureDetector final : public FailureDetector {
   bool started_ = false;                         // links_ is set and used by the thread
   bool leaving_ = false;
   std::chrono::milliseconds silence_{kLeastSilence};  // that connections tolerate
-  bool silence_is_new_ = false;                       // the thread has not taken it yet
+  bool silence_is_new_ = false;                       // the thread has not applied it yet
 
   // Held while links_ are used, once started_; taken before mutex_. Only the thread opens, closes
   // and reads connections. Other threads may send, so that their messages are on the way even if
   // the process then ends.
   std::mutex links_mutex_;
-  // Never grows or moves, so that a forked child can close them.
+  // Once set, never grows or moves, so that a forked child can close the descriptors.
   std::vector<Link> links_;
   std::optional<Deadline> leave_by_;  // set while leaving, by the thread
 };

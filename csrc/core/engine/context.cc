@@ -116,8 +116,8 @@ void Context::note_formed(uintptr_t world, const std::string& name, uint64_t num
 Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& request,
                                                       std::shared_ptr<Store> store,
                                                       const Deadline& deadline) {
-  // Held while the transport starts. Another group that spans hosts waits for the lock, until the
-  // deadline at most, and then fails if its request has another id.
+  // Held while the transport starts, until `deadline` at most. Another group that spans hosts waits
+  // for the lock, and then fails if its request has another id.
   std::lock_guard lock(transport_mutex_);
   if (transport_id_ == request.id) return transport_;
   if (transport_id_ != 0)

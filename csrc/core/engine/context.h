@@ -1,6 +1,6 @@
 // Context: the state of a process that its groups share: settings, its arena, the peers whose
-// arenas it maps, point-to-point, and worker threads. The only static is the process's Context, so
-// tests can run ranks as threads with one Context each.
+// arenas it maps, point-to-point, and worker threads. Of this state, only the process's Context
+// is static, so tests can run ranks as threads with one Context each.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@ class Context {
   // it.
   static Result<std::shared_ptr<Context>> process();
 
-  // A separate Context, for tests whose ranks are threads. `directory` attaches arenas,
+  // A separate Context, for tests whose ranks are threads. `directory` maps the arenas of peers,
   // `make_transport` connects hosts, and `host` is the host that this rank pretends to be on ("":
   // the real one).
   static Result<std::shared_ptr<Context>> create(const Settings& settings,
@@ -55,7 +55,7 @@ class Context {
   FlightRecord& flight_record() { return *flight_record_; }
 
   // The transport between hosts. The first call creates it, collectively over the members of the
-  // request. Later requests must have its id, and get the same transport.
+  // request. Later requests must have the id of the first one, and get the same transport.
   Result<std::shared_ptr<Transport>> transport(const TransportRequest& request,
                                                std::shared_ptr<Store> store,
                                                const Deadline& deadline);
@@ -65,10 +65,11 @@ class Context {
   // The default group of a world, else the world's first group; null if there is none. This group
   // knows which processes of later groups are alive.
   std::shared_ptr<Group> first_group(uintptr_t world) const;
-  // Says that group `name` was formed, as `number` (ArenaHeader::formed); 0: without this process.
+  // Notes that group `name` was formed. `number` identifies it in ArenaHeader::formed; 0: the other
+  // members formed the group without this process.
   void note_formed(uintptr_t world, const std::string& name, uint64_t number);
 
-  // Says that a group has failed, or that an unhandled exception ends the process. Thread-safe.
+  // Notes that a group has failed, or that an unhandled exception ends the process. Thread-safe.
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }  // orders nothing
 
   // Call it when the process ends normally: tells the other hosts that this process leaves. Groups
@@ -106,7 +107,7 @@ class Context {
   std::shared_ptr<Transport> transport_;
   mutable std::mutex worlds_mutex_;
   std::map<uintptr_t, std::weak_ptr<Group>> worlds_;
-  size_t formed_ = 0;  // groups so far; under worlds_mutex_
+  size_t formed_ = 0;  // numbered groups formed so far; under worlds_mutex_
   std::atomic<bool> has_failed_{false};
   int made_in_pid_ = 0;
   int made_after_forks_ = 0;

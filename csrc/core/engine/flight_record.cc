@@ -61,8 +61,8 @@ std::string json_text(std::string_view text) {
   return out + '"';
 }
 
-// The name of an operation in torch's analyser, and the ratio of its input and output elements to
-// those that the recorder counts.
+// The name of an operation in torch's analyser, and how the number of its output elements follows
+// from that of its input elements.
 struct Kind {
   const char* name;
   bool gathers = false;   // output elements = input elements times ranks
@@ -244,7 +244,7 @@ void FlightRecord::write_after_failure(const std::string& reason) {
 
 void FlightRecord::write(const std::string& reason) {
   if (!enabled()) return;
-  std::vector<std::shared_ptr<const RecordedGroup>> groups;  // outlives the lock
+  std::vector<std::shared_ptr<const RecordedGroup>> groups;  // destroyed without the lock
   std::lock_guard lock(mutex_);
   for (const auto& known : groups_)
     if (auto group = known.lock()) groups.push_back(std::move(group));

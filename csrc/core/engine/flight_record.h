@@ -24,7 +24,7 @@ struct GroupRecord {
   int global_rank = 0;            // of this process
   std::vector<int> global_ranks;  // of every member
   int64_t timeout_ms = 0;
-  uint64_t called = 0;  // collectives
+  uint64_t called = 0;  // number of collectives called so far
   Status failure;
   std::vector<RecordedOperation> operations;
 };
@@ -32,14 +32,14 @@ struct GroupRecord {
 class RecordedGroup {
  public:
   virtual ~RecordedGroup() = default;
-  // May be called on any thread. Returns false for a group that has been closed without a failure,
-  // and in a forked child.
+  // Fills the record, on any thread. Returns false if the record must be left out: in a forked
+  // child, and for a group that has been closed without a failure.
   virtual bool fill(GroupRecord* record) const = 0;
 };
 
 class FlightRecord {
  public:
-  // Writes into `directory`, which is created if it is missing; nothing if the name is empty.
+  // Writes into `directory`, and creates it if it is missing. If the name is empty, writes nothing.
   explicit FlightRecord(std::string directory) : directory_(std::move(directory)) {}
 
   bool enabled() const { return !directory_.empty(); }
@@ -48,13 +48,13 @@ class FlightRecord {
   void add(std::weak_ptr<const RecordedGroup> group);
 
   // Writes the records of all groups. The log gets a warning with the path of the file, or with the
-  // reason if it cannot be written. If many groups fail, writes at most one file each tenth of a
-  // second.
+  // reason if it cannot be written. If many groups fail at once, write_after_failure() writes only
+  // once in a tenth of a second.
   void write_after_failure(const std::string& reason);
   void write(const std::string& reason);
 
   // From now on, SIGUSR2 writes the record, on a separate thread. The record must live until the
-  // process ends. A handler that the program has for the signal is kept, with a log message.
+  // process ends. If the program handles SIGUSR2 itself, logs a warning and changes nothing.
   static Status write_on_signal(FlightRecord* record);
   // In a forked child: restores the default action of the signal.
   static void after_fork_in_child();

@@ -138,7 +138,7 @@ Status Group::form(std::shared_ptr<Store> store) {
       build_teams(context_->forming_process(), *store, request, find_transport, options_.timeout);
   if (!made.ok()) {
     close_message_port();
-    // If the others have formed the group, their count for this name is now one higher.
+    // Counts a group that the others formed without this rank, as they do: see local_ranks().
     if (!request.formed().ok()) context_->note_formed(options_.world, options_.name, 0);
     return made.status();
   }
@@ -219,7 +219,7 @@ Group::~Group() {
     shutdown_with_warning();
     return;
   }
-  // In a forked child the memory is not mapped.
+  // In a forked child the Teams' memory is not mapped, so they must not be destroyed.
   static_cast<void>(team_.release());
   static_cast<void>(flat_.release());
 }
@@ -274,7 +274,8 @@ Status Group::refuse(const Status& cause) {
   return told(cause, had_ended);
 }
 
-// Writes the flight record once, for the error that ended the group; not for the user's abort.
+// Writes the flight record once: for the first error that is no mistake of the caller and no abort
+// by the user.
 void Group::note_failure(const Status& status) {
   if (!failure().ok()) has_ended_.store(true, std::memory_order_relaxed);
   if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported ||
@@ -385,7 +386,7 @@ OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::mil
     if (!exiting) scheduled = schedule_locked();
     if (!scheduled.ok()) end_locked(scheduled);
   }
-  // If the group has ended, all queued calls fail in drain().
+  // Without a worker, the group has ended, and drain() fails its calls. At exit, drain() runs them.
   if (!scheduled.ok() || exiting) drain(nullptr);
   return operation;
 }
@@ -552,7 +553,7 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
   if (!options_.global_ranks.empty() || point_to_point_ == nullptr) return {};
   LocalRanks local;
   {
-    // All members have formed groups of this name equally often, so the count distinguishes them.
+    // All members have formed equally many groups of this name, so the count tells these apart.
     std::lock_guard lock(mutex_);
     auto formed = formations_.find(std::hash<std::string>()(name));
     local.group = format_text("{}/{}/{}", point_to_point_->id, name,
@@ -657,7 +658,7 @@ Status Group::shutdown() {
     if (Status of_flat = flat->leave(); left.ok()) left = of_flat;
   }
   DSCOMM_RETURN_IF_ERROR(left);
-  // Only unheard errors of differing calls are reported, because no later wait will report these.
+  // Of unheard errors, only those of differing calls are returned: no other call will report them.
   const bool is_of_calls = unheard.code() == Code::kMismatch || unheard.code() == Code::kPeerLeft;
   return is_of_calls ? unheard : Status();
 }

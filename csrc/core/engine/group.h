@@ -40,10 +40,10 @@ struct InPlace;
 struct PointToPointGroup;
 
 struct GroupOptions {
-  std::string name;  // for messages: c10d's group name, "0" for the world
+  std::string name;  // c10d's group name; "0" for the world
   int rank = 0;      // of this process in the group
   int size = 1;
-  std::vector<int> global_ranks;  // of every member, for messages; may be empty
+  std::vector<int> global_ranks;  // of every member; empty for torch's default group
   std::chrono::milliseconds timeout{0};
   // Equal for all groups whose global ranks denote the same processes; 0: not known.
   uintptr_t world = 0;
@@ -51,7 +51,7 @@ struct GroupOptions {
 
 class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
  public:
-  // Straight-line code over the Team. The deadline in `options` starts when the body does.
+  // The code of one collective, which calls the Team. The deadline in `options` has not started.
   using Body = std::function<Status(Team& team, const CallOptions& options)>;
 
   // Collective over the members: forms the group through the store, proves which ranks share
@@ -87,7 +87,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
                        std::shared_ptr<void> keep, std::chrono::milliseconds timeout);
 
   // Like send() and receive(), but blocking; the caller keeps the memory alive. `came_from`, which
-  // may be null, gets the source rank. The fastest way for messages of one cell.
+  // may be null, gets the source rank. The fastest way for messages that fit one cell (cell.h).
   Status blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
                        std::chrono::milliseconds timeout);
   Status blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
@@ -96,7 +96,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // How many collectives this rank has called in this group. Relaxed: orders nothing.
   uint64_t sequence() const { return state_.load(std::memory_order_relaxed) / kOneCall; }
 
-  // OK while the group lives, else its first cause.
+  // OK while the group lives, else the first cause that ended it.
   Status failure() const;
   // Like failure(), for the next collective: also OK if the members that aborted the group had
   // finished that call before, because they have published all that the call needs.
@@ -105,7 +105,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // OK in the process that created the group; kUnsupported in a forked child.
   Status check_process() const;
 
-  // Waits until no call is queued or running, up to the limit.
+  // Waits, up to the limit, until no collective is queued or running; returns whether none is.
   bool idle_within(std::chrono::milliseconds limit);
 
   // Ends the group for all members, from any thread. Pending operations fail with the first cause.
@@ -120,7 +120,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // any more.
   void begin_exit();
 
-  // Leaves the group: lets queued calls finish (under their deadlines), then refuses later calls.
+  // Refuses new calls, lets queued calls finish (under their deadlines), then leaves the group.
   // Not collective. Idempotent. Thread-safe, but not for a thread that runs a call of this group.
   // Returns kMismatch or kPeerLeft, once, if the ranks' calls differ and no caller got that error,
   // because these were the last calls or their Works were dropped. The group is left in any case.
@@ -132,17 +132,17 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // The error of a call that is refused because the group has ended with this cause. Thread-safe.
   Status refuse(const Status& cause);
 
-  // kPeerDied or kPeerLeft for the first of these members whose process is known to have ended;
-  // else OK, also if the group has been destroyed on this rank. Deaths come first, because other
-  // members may have left because of one.
+  // kPeerDied for the first of these members that is known to have died; if none has, kPeerLeft for
+  // the first whose process has left and ended; else OK. OK if the group has been destroyed on this
+  // rank. A death comes first, because it may be why other members have left.
   Status gone(const std::vector<int>& global_ranks) const;
   // The ranks of this host in the next group `name` of these global ranks; empty if this is not the
   // default group.
   LocalRanks local_ranks(const std::vector<int>& global_ranks, const std::string& name);
   void note_formed(const std::string& name);
   // kMismatch if another rank has formed the group of this number (see ArenaHeader; 0: none), for
-  // which this rank still waits. Asks the first of these ranks; if that is this rank or on another
-  // host, asks all of them that are on this host.
+  // which this rank still waits. Reads only the arena of the first of these ranks; but if that is
+  // this rank or on another host, reads the arenas of all of them that are on this host.
   Status formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const;
 
   std::string flight_record_json() const { return recorder_.json(); }
@@ -192,13 +192,13 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   GroupOptions options_;
   std::unique_ptr<Team> team_;
   // The flat Team of the members on this host, whose mailboxes tell point-to-point which members
-  // are alive. Part of team_, or flat_ if the Team of this host is hierarchical or all collectives
+  // have left. Part of team_, or flat_ if the Team of this host is hierarchical or all collectives
   // use the transport.
   ShmTeam* of_host_ = nullptr;
   std::unique_ptr<ShmTeam> flat_;
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank in the group; null on other hosts
   std::vector<int> hosts_;                    // host numbers by rank in the group: see Formation
-  std::map<uint64_t, uint64_t> formations_;   // by hash of a name: how often formed
+  std::map<uint64_t, uint64_t> formations_;   // number of groups formed, by hash of their name
   std::shared_ptr<Transport> transport_;      // null if all members are on one host
   std::vector<int> transport_ranks_;          // by rank in the group; empty without a transport
   std::shared_ptr<PointToPointGroup> point_to_point_;
@@ -209,14 +209,14 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   std::atomic<bool> failure_recorded_{false};  // the flight record has been written
 
   mutable std::mutex mutex_;
-  std::condition_variable idle_;  // a runner has ended; notified only if kClosed or kWatched is set
+  std::condition_variable idle_;  // kRunning cleared; notified only if kClosed or kWatched is set
   int watchers_ = 0;              // threads in idle_within()
   std::deque<std::shared_ptr<Queued>> queue_;
   bool scheduled_ = false;       // a worker has been requested
   std::thread::id exit_thread_;  // set with kExiting
   std::atomic<uint64_t> state_{0};
   // Whether this rank has noticed the end of the group: a call failed because of it, or this rank
-  // aborted. Relaxed: a call that overlaps with the end may get either form of told().
+  // aborted. Relaxed: for a call that overlaps with the end, told() may get either value.
   std::atomic<bool> has_ended_{false};
   std::atomic<int64_t> timeout_ms_;
 };

@@ -61,7 +61,7 @@ uint64_t Recorder::write(const OperationInfo& info, uint64_t sequence, Operation
   const int64_t now = ticks();
   const uint64_t ticket = last_ticket_.fetch_add(1, std::memory_order_relaxed) + 1;
   Entry& entry = ring_[ticket % ring_.size()];
-  constexpr auto release = std::memory_order_release;            // all of these: see Entry
+  constexpr auto release = std::memory_order_release;            // of these stores: see Entry
   uint64_t stamp = entry.stamp.load(std::memory_order_relaxed);  // the exchange orders
   // Acquire: writes under the older stamp come before the writes below.
   do {
@@ -71,7 +71,7 @@ uint64_t Recorder::write(const OperationInfo& info, uint64_t sequence, Operation
   entry.title.store(info.title, release);
   entry.count.store(info.count, release);
   entry.queued.store(now, release);
-  entry.started.store(now, release);  // valid if it runs
+  entry.started.store(now, release);  // after queued(), change() corrects it
   entry.peer.store(info.peer, release);
   entry.tag.store(info.tag, release);
   entry.dtype.store(info.dtype, release);
@@ -101,7 +101,7 @@ void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
 // is not written yet, or has been overwritten.
 RecordedOperation Recorder::read(uint64_t ticket) const {
   const Entry& entry = ring_[ticket % ring_.size()];
-  constexpr auto acquire = std::memory_order_acquire;  // all of these: see Entry
+  constexpr auto acquire = std::memory_order_acquire;  // of these loads: see Entry
   const uint64_t stamp = entry.stamp.load(acquire);
   if (ticket_of(stamp) != ticket) return {};
   RecordedOperation operation;

@@ -31,7 +31,7 @@ const char* operation_state_name(OperationState state);
 // An operation read from the recorder. Times are ns since the epoch; 0: not yet.
 struct RecordedOperation {
   uint64_t id = 0;        // from 1, among all operations of the recorder
-  uint64_t sequence = 0;  // as passed in
+  uint64_t sequence = 0;  // as passed to queued() or started()
   OperationInfo info;
   OperationState state = OperationState::kQueued;
   int64_t queued_ns = 0, started_ns = 0, finished_ns = 0;
@@ -41,9 +41,9 @@ class Recorder {
  public:
   explicit Recorder(size_t entries) : ring_(entries), made_(read_clocks()) {}
 
-  // Returns the ticket of the entry. Thread-safe. The operation is not kept if its entry is being
-  // written for another operation (a whole ring apart). `sequence` is the number of a collective in
-  // its group.
+  // Returns the ticket of the entry. Thread-safe. Returns 0 if the operation is not kept: the ring
+  // is empty, or the entry is being written for another operation (a whole ring apart). `sequence`
+  // is the number of a collective in its group.
   uint64_t queued(const OperationInfo& info, uint64_t sequence = 0) {
     return write(info, sequence, OperationState::kQueued);
   }
@@ -60,7 +60,7 @@ class Recorder {
   }
 
   // The operations, oldest first. Thread-safe. Entries that are being overwritten are left out.
-  // `last_sequence` is the highest sequence passed so far, or slightly more.
+  // Needs the highest sequence passed to queued() or started() so far, or slightly more.
   std::vector<RecordedOperation> operations(uint64_t last_sequence = 0) const;
 
   // The operations as a JSON array: id, title, dtype, op, count, peer, tag, async, state and the

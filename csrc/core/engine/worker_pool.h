@@ -1,6 +1,6 @@
 // WorkerPool: threads that run the queues of busy groups.
 //
-// A task may block until its group's deadline, and it may wait for another task on another rank. So
+// A task may block until the deadline of a call, and it may wait for a task on another rank. So
 // each task gets a thread at once: an idle one or a new one. The pool grows with the number of busy
 // groups, and shrinks when threads have been idle for a while.
 #pragma once
