@@ -27,7 +27,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
 }
 
 ShmTeam::~ShmTeam() {
-  // Leave before release_when(), which may give the mailbox to another group.
+  // Destroys (and so leaves) before release_when(), which may give the mailbox to another group.
   std::function<bool()> unread = mailboxes_->members().unread_later();
   staging_.reset();
   mailboxes_.reset();

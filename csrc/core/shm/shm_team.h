@@ -5,7 +5,7 @@
 // acknowledges r + 1 when it has read round r of every rank that it reads from. A rank with nothing
 // to publish posts phase 1.
 //
-// Reductions run in rank order on every rank, so the results are bit-identical.
+// Reductions take the values in rank order, so all ranks get bit-identical results.
 #pragma once
 
 #include <memory>
@@ -26,15 +26,15 @@ namespace dscomm {
 
 // Parameters that are the same on all ranks of a group; rank 0 decides.
 struct ShmTuning {
-  uint64_t chunk_bytes = 0;     // of a round; whole pages
+  uint64_t chunk_bytes = 0;     // most that a rank publishes in a round; whole pages
   uint64_t one_shot_bytes = 0;  // most that a rank reads from the others in a one-shot all-reduce
-  uint64_t staging_bytes = 0;   // at least kLeastBuffers chunks
+  uint64_t staging_bytes = 0;   // of the staging ring: at least kLeastBuffers chunks
 };
 
-// The tensors of this rank that the others read in place. Ranks may differ.
+// Which tensors of this rank the others read in place. Each rank decides for itself.
 struct InPlace {
   std::shared_ptr<TensorPool> pool;  // only tensors in this pool; null: none
-  int64_t least_bytes = -1;  // only tensors of at least this size; -1: by the measured distance
+  int64_t least_bytes = -1;  // only tensors of at least this size; -1: by the cache distance
 };
 
 class ShmTeam final : public Team {
@@ -59,7 +59,7 @@ class ShmTeam final : public Team {
     mailboxes_->members().note_end(exception);
   }
 
-  // For a Team that is composed of others, this one included.
+  // For the group's parent team (domain_teams.cc) and for send and recv.
   Agreement& agreement() { return mailboxes_->agreement(); }
   bool has_left(int member) const { return mailboxes_->members().has_left(member); }
   Departure departure(int member) const { return mailboxes_->members().departure(member); }
@@ -90,7 +90,7 @@ class ShmTeam final : public Team {
   Status all_reduce_chunked(const std::byte* in, std::byte* out, size_t count,
                             const Reduction& reduction);
 
-  // For the log.
+  // Counts a call for the log.
   void note(Collective kind, const char* algorithm, size_t bytes) const {
     if (tally_ == nullptr) [[likely]]
       return;
@@ -103,16 +103,16 @@ class ShmTeam final : public Team {
     return mailboxes_->distance().is_far() ? Stores::kStreaming : Stores::kOrdinary;
   }
 
-  // Posts, after data was copied into staging.
+  // Posts a phase whose data was copied into staging.
   void post_staged(uint32_t phase) {
     finish_copies();
     mailboxes_->post(phase);
     if (phase == 1) staging_->prefetch_next_range();
   }
 
-  // The pool offset of this data if members are to read it in place.
+  // The offset of `data` in the pool if the others are to read it in place; else nullopt.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
-  // The same offset for blocks; none if they are not contiguous.
+  // For several blocks: the offset of the first; nullopt also if the blocks are not contiguous.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
                                        std::span<const size_t> counts, size_t element_bytes) const;
 
@@ -131,8 +131,9 @@ class ShmTeam final : public Team {
   size_t piece_bytes(size_t element_bytes, size_t blocks) const {
     return tuning_.chunk_bytes / (element_bytes * blocks) * element_bytes;
   }
-  // Starts the call, and posts all rounds if they are read in place. `has_table`: also publishes
-  // the counts, for readers that do not know them.
+  // Writes into this rank's slot where the blocks lie; posts all rounds if they are read in place.
+  // `has_table`: also publishes the counts, for readers that do not know them. `reader`: the only
+  // reader; -1: every member.
   Result<PublishedBlocks> open_blocks(std::span<const void* const> data,
                                       std::span<const size_t> counts, size_t element_bytes,
                                       bool has_table = false, int reader = -1);
@@ -140,10 +141,12 @@ class ShmTeam final : public Team {
   // Publishes one block and ends the call, on a rank that reads nothing.
   Status publish(const void* data, size_t count, DType dtype, int reader = -1);
 
-  // Waits for a round of a member's data and copies it to its position in `out`. kMismatch if the
-  // data is not `bytes` long. Does nothing if the data has fewer rounds.
+  // Waits for a round of a member's data and copies it to its position in `out`. `bytes` is the
+  // expected length of all rounds: kMismatch if the member sends another. Does nothing in rounds
+  // past this length.
   Status receive_round(int member, uint32_t round, size_t bytes, void* out);
-  // Copies a round that the member has posted, of the block at byte `block_begin` of its tensor.
+  // Copies this rank's piece of a round that the member has posted. The piece belongs to the block
+  // that begins at byte `block_begin` of the member's tensor. `piece`: bytes of a full piece.
   Status receive_piece(int member, uint32_t round, size_t block_begin, size_t block_bytes,
                        size_t piece, void* out);
 

@@ -31,7 +31,7 @@ Domains split(std::span<const CpuBinding> bindings, Level level, size_t least_wi
 
   Domains domains;
   for (auto& [index, ranks] : by_index) domains.ranks.push_back(std::move(ranks));
-  std::sort(domains.ranks.begin(), domains.ranks.end());  // disjoint: so by their lowest rank
+  std::sort(domains.ranks.begin(), domains.ranks.end());  // disjoint, so by lowest rank
 
   auto has_two = [](const std::vector<int>& ranks) { return ranks.size() >= 2; };
   auto with_two =

@@ -73,8 +73,8 @@ int count_of(hwloc_topology_t topology, hwloc_obj_type_t type) {
   return static_cast<int>(objects_of(topology, type).size());
 }
 
-// Whether the memory policy of this thread names nodes, rather than interleaving or following the
-// thread.
+// Whether the memory policy of this thread binds memory to certain nodes, or prefers them.
+// Interleaving does not count, nor does the default policy (the node of the thread).
 bool names_nodes() {
   constexpr int kPreferred = 1, kBind = 2, kPreferredMany = 5, kModes = 0xff;  // linux/mempolicy.h
   int mode = 0;

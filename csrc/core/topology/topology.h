@@ -2,8 +2,8 @@
 // hwloc's synthetic description, declares those of another machine. make_domains() computes domains
 // from the bindings of ranks.
 //
-// The topology is declared, never measured. It determines the hierarchy of Teams, so the order of
-// arithmetic depends on the placement of ranks alone, and not on timing.
+// Nothing here is measured: the topology determines the hierarchy of Teams, and the order of
+// arithmetic must depend on the placement of ranks alone, not on timing.
 #pragma once
 
 #include <memory>
@@ -95,7 +95,7 @@ double cgroup_cpu_quota(const std::string& file_root = "");
 // The ranks of one host, divided into domains.
 struct Domains {
   std::vector<std::vector<int>> ranks;  // each ascending; ordered by their lowest rank
-  std::string reason;                   // why, for the log
+  std::string reason;                   // why these domains, for the log
 };
 
 // Splits the ranks 0..n-1 of one host by their bindings. A pure function of values that all ranks

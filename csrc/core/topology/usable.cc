@@ -34,7 +34,7 @@ void for_each_thread(F f) {
 
 // Adds the thread's cpus. A thread that has just ended has none.
 void add_cpus_of(pid_t tid, hwloc_bitmap_t cpus) {
-  // The kernel rejects a mask smaller than its own, and does not report its size.
+  // The kernel rejects a mask smaller than its own, and does not report the size that it needs.
   for (int cpu_count = 1024; cpu_count <= 1 << 20; cpu_count *= 2) {
     size_t mask_bytes = CPU_ALLOC_SIZE(cpu_count);
     cpu_set_t* mask = CPU_ALLOC(cpu_count);
@@ -61,7 +61,7 @@ bool has_item(const std::string& comma_separated, const std::string& item) {
   return false;
 }
 
-// "max 100000" or "150000 100000"; -1 (v1) and "max" (v2) mean no quota.
+// The quota in cpus, from a quota and a period in us; a quota of -1 (v1) or "max" (v2) is none.
 double quota_of(const std::string& quota, const std::string& period) {
   double quota_us = std::strtod(quota.c_str(), nullptr);
   double period_us = std::strtod(period.c_str(), nullptr);

@@ -37,13 +37,13 @@ std::optional<Words> words_of(const std::string& address, int family) {
   return words;
 }
 
-// A binary search in a sorted list of addresses, word by word.
+// Makes the BPF code of a binary search in a sorted list of addresses, word by word.
 class SearchProgram {
  public:
-  // `first` is the offset of the source address in the IP header.
+  // `first`: offset of the source address in the IP header. `last_mask` masks its last word.
   SearchProgram(size_t first, uint32_t last_mask) : first_(first), last_mask_(last_mask) {}
 
-  // Searches from word `word` on; the words before are the same in all addresses.
+  // Adds the search from word `word` on; the words before are the same in all `addresses`.
   void find(std::span<const Words> addresses, size_t word) {
     const auto place = static_cast<uint32_t>(SKF_NET_OFF) +
                        static_cast<uint32_t>(first_ + word * sizeof(uint32_t));
@@ -60,7 +60,7 @@ class SearchProgram {
     return word + 1 == addresses.front().size();
   }
 
-  // Compares the word, which has been loaded.
+  // Adds the comparison of this word, for which find() has added the load.
   void compare(std::span<const Words> addresses, size_t word) {
     if (addresses.front()[word] == addresses.back()[word]) {
       code_.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, addresses.front()[word], 1, 0));

@@ -46,7 +46,7 @@ struct Choice {
   }
 };
 
-// The transports that DSCOMM_MPI allows, in the order in which auto tries them, and `wanted`.
+// The transports that DSCOMM_MPI allows, in the order in which auto tries them, plus `wanted`.
 std::vector<Choice> choices_in(const std::string& folder, const std::string& wanted) {
   std::vector<Choice> choices;
   std::string names;
@@ -68,7 +68,7 @@ std::vector<Choice> choices_in(const std::string& folder, const std::string& wan
   return choices;
 }
 
-// The folder of the modules: that of this code or, in a wheel for several torches, the one above.
+// The modules' folder: that of this code or, in a wheel for several torch versions, its parent.
 std::string module_folder(const std::string& wanted) {
   const std::string own = own_folder(), above = own + "/..";
   auto has_one = [&](const std::string& folder) {
@@ -141,7 +141,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
                                                   std::shared_ptr<Store> store,
                                                   const Deadline& deadline) {
   static std::mutex mutex;
-  static auto& modules = *new std::map<std::string, const TransportModule*>;  // by setting
+  static auto& modules = *new std::map<std::string, const TransportModule*>;  // by DSCOMM_MPI
   const TransportModule* module = nullptr;
   const std::string folder = module_folder(request.settings.mpi);
   {
@@ -150,7 +150,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
     if (known == nullptr) {
       Result<const TransportModule*> loaded = load_any(folder, request.settings.mpi);
       if (!loaded.ok()) {
-        // Declines, because hosts that have the module would wait for this one.
+        // Declines, because members that have loaded their module would wait for this one.
         const Status cause(loaded.status().code(), name_member(request.members, request.rank) +
                                                        ": " + loaded.status().message());
         decline_transport(request, *store, cause);

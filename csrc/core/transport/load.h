@@ -1,7 +1,7 @@
 // Loads the module that carries groups between hosts: libdscomm_NAME.so for the transport NAME.
 // libdscomm_NAME.txt is beside it, even if the module was not built, with these lines:
 //
-//   title: the transport's name in messages
+//   title: the transport's name in errors
 //   library: the sonames of its MPI library, separated by spaces; a process can load only one MPI
 //   to_build, to_run: the packages to install for building and for loading the module
 //
@@ -14,9 +14,9 @@
 
 namespace dscomm {
 
-// A TransportFactory: loads a module, once per process, from the folder of the calling code or the
-// one above, and lets it make the transport. Thread-safe. kUnsupported, with what to install, if
-// there is no module or something that it needs is missing.
+// A TransportFactory: loads a module, once per process, from the folder of this library or its
+// parent, and lets the module make the transport. Thread-safe. kUnsupported, with what to install,
+// if there is no module or something that it needs is missing.
 Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& request,
                                                   std::shared_ptr<Store> store,
                                                   const Deadline& deadline);

@@ -46,7 +46,7 @@ struct Network {
       if (((address.bytes[i] ^ other.bytes[i]) & mask_byte(i)) != 0) return false;
     return true;
   }
-  // 169.254.0.0/16. Those of IPv6 are left out earlier: they mean nothing without an interface.
+  // 169.254.0.0/16. Link-local IPv6 is left out earlier: it means nothing without an interface.
   bool link_local() const {
     return !address.is_v6 && address.bytes[0] == 169 && address.bytes[1] == 254;
   }
@@ -191,7 +191,7 @@ std::vector<Interface> interfaces_here() {
     std::memcpy(network.address.bytes.data(), address, size);
     for (size_t i = 0; i < size; ++i)
       network.prefix += std::popcount(static_cast<const uint8_t*>(mask)[i]);
-    // Further addresses have a label after the name: "eth0:1".
+    // Further addresses of an interface have a label after its name: "eth0:1".
     std::string name = entry->ifa_name;
     interfaces.push_back(
         {name.substr(0, name.find(':')), text_of(network), (entry->ifa_flags & IFF_LOOPBACK) != 0});

@@ -47,8 +47,8 @@ std::vector<std::string> common_networks(const std::vector<TransportMember>& mem
 std::vector<std::string> distinct_networks(const std::vector<TransportMember>& members, int own);
 
 // Addresses at which member `from` may reach member `to`, the best first: in networks that all
-// hosts share, then in those that these two share, then the rest. Addresses that both have are left
-// out, unless the two are on one host. 127.0.0.1 if all members are on one host.
+// hosts share, then in those that the hosts of these two share, then the rest. Addresses that both
+// members have are left out, unless they are on one host. 127.0.0.1 if all members are on one host.
 std::vector<std::string> reachable_addresses(const std::vector<TransportMember>& members, int from,
                                              int to);
 

@@ -28,29 +28,29 @@ class FailureDetector;
 struct TransportMember {
   ArenaId id;             // names the process
   int host = 0;           // members with the same number share memory
-  int global_rank = -1;   // in the job, for messages; -1: unknown
+  int global_rank = -1;   // in the job, for errors; -1: unknown
   int64_t pid = 0;        // in its own PID namespace
-  std::string host_name;  // for messages
+  std::string host_name;  // from gethostname()
   // Networks of its interfaces that are up, without loopback, as "address/prefix".
   std::vector<std::string> networks;
 };
 
 struct TransportRequest {
   uint64_t id = 0;                       // random, the same on all members: names this transport
-  std::string name;                      // of the group that brings it up, for messages
+  std::string name;                      // of the group that brings it up, for errors
   int rank = 0;                          // of this process, in `members`
   std::vector<TransportMember> members;  // by rank
   std::string prefix;                    // of the keys in the store
   Settings settings;
-  int usable_cores = 1;  // of this host
+  int usable_cores = 1;  // see Topology::usable_cores()
 };
 
 // A Team to make; the same on all of its ranks.
 struct TransportTeam {
-  std::vector<int> ranks;  // at least two; a rank's position is its rank in the Team
+  std::vector<int> ranks;  // transport ranks, in the Team's order; at least two
   uint64_t id = 0;         // unique
-  std::string name;        // of the group, for messages
-  std::vector<int> group;  // all ranks of the group, in its order: any may be the cause of a wait
+  std::string name;        // of the group, for errors
+  std::vector<int> group;  // all of the group, in its order: any may be the cause of a wait
   // The Team only makes gathers, scatters and all_to_alls between ranks of different hosts, with
   // the hosts as CallOptions::domains.
   bool only_for_blocks = false;
@@ -74,13 +74,13 @@ class Transport {
   // The failure detector of the members.
   virtual FailureDetector& detector() = 0;
 
-  // Call with the timeout of each group: a cut of the network that is shorter than it then ends no
-  // group while nobody communicates. Does not block.
+  // Call it with the timeout of each group. A network outage that is shorter than the longest of
+  // these timeouts then does not end an idle group. Does not block.
   virtual void tolerate_silence(std::chrono::milliseconds timeout) = 0;
 
-  // Call when the process ends in order: tells the others. Idempotent. Takes a few seconds at most;
-  // but if a launcher wants all processes to end together, and nothing `has_failed` here, up to the
-  // longest timeout of tolerate_silence().
+  // Call it when the process ends in order: tells the other members. Idempotent. Takes a few
+  // seconds at most. But if a launcher wants all processes to end together, and nothing
+  // `has_failed` here, it takes up to the longest timeout of tolerate_silence().
   virtual void leave(bool has_failed) = 0;
 
   // In a forked child: closes inherited descriptors. No other call works there.

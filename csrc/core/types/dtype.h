@@ -1,5 +1,5 @@
 // The element types that dscomm supports. Ranks exchange the values (in the record of a call), so
-// they are fixed: append, never renumber. CONTRIBUTING.md lists the files of a new dtype.
+// they are fixed: append, never renumber. CONTRIBUTING.md lists the files that a new one changes.
 #pragma once
 
 #include <cstddef>

@@ -2,9 +2,9 @@
 //
 // - SUM, PRODUCT: all but float8; for bool, SUM is "or" and PRODUCT is "and".
 // - MIN, MAX: all but complex and float8; for bool, MIN is "and", MAX is "or". A NaN gives NaN.
-// - AVG: floating and complex: the sum, divided by the divisor.
+// - AVG: floating and complex: the sum, divided by the number of ranks.
 // - BAND, BOR, BXOR: integers and bool.
-// - PREMUL_SUM: floating and complex: every source is multiplied by the factor, then summed.
+// - PREMUL_SUM: floating and complex: each rank's values are multiplied by the factor, then summed.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Reduction {
   double factor = 1.0;  // PREMUL_SUM only
 };
 
-// OK, or kUnsupported with a message that names the operator, the dtype and the allowed ones.
+// OK, or kUnsupported with a message that names the operator, the dtype, and what to use instead.
 Status check_reduction(const Reduction& reduction);
 
 }  // namespace dscomm

@@ -24,8 +24,8 @@ namespace {
 constexpr size_t kWantedChunks = 4;
 constexpr size_t kLeastChunkBytes = 256 << 10;
 
-// Elements of a chunk, in whole cache lines: the same for all chunks but the last, and at most
-// `most_bytes`, which is a multiple of a page.
+// How many elements each chunk has (the last may have fewer): they fill whole cache lines, and at
+// most `most_bytes`, which is a multiple of a page.
 size_t elements_of_chunk(size_t count, size_t element_bytes, size_t most_bytes) {
   const size_t bytes = count * element_bytes;
   const size_t wanted_bytes = std::max(bytes / kWantedChunks, kLeastChunkBytes);
@@ -104,8 +104,8 @@ struct ShmTeam::ChunkedAllReduce {
   const bool input_in_place = pool_offset.has_value();
   // Only the input is looked up in the pool, because c10d's all-reduce has in == out.
   const bool result_in_place = input_in_place && in == out;
-  // Rank k has just read the memory into which its slice is gathered: ordinary stores would first
-  // fetch each cache line back from rank k's cache.
+  // In place, rank k has just read the memory into which its slice is gathered: ordinary stores
+  // would first fetch each cache line back from rank k's cache.
   const Stores gather_stores =
       result_in_place && bytes >= kPastCachesBytes ? Stores::kStreaming : Stores::kOrdinary;
 

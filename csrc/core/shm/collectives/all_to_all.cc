@@ -19,7 +19,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
   const uint32_t rounds =
       std::max(own.rounds, rounds_of(std::ranges::max(out_counts) * element_bytes, piece));
   if (out_counts[me] > 0) std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
-  // By rank, from its table: where in its tensor the block for this rank begins, in bytes.
+  // For each rank k, from k's table: the byte of k's tensor where the block for this rank begins.
   std::vector<size_t> begins(outs.size(), 0);
 
   for (uint32_t round = 0; round < rounds; ++round) {

@@ -1,4 +1,4 @@
-// Barrier: each rank posts and waits for all others. It is flat, because among the ranks of one
+// Barrier: each rank posts and waits for all others. It is no tree, because among the ranks of one
 // host a load for each rank is cheaper than a second hand-over.
 #include "core/shm/shm_team.h"
 

@@ -1,6 +1,6 @@
-// Broadcast through memory: the root stages rounds, the others copy them out. The root runs ahead
-// of its readers by as many rounds and calls as there are buffers and slots; if readers read its
-// tensor in place, the root waits for them.
+// Broadcast through memory: the root stages rounds, the others copy them out. The root may be ahead
+// of its readers by as many rounds as there are buffers, and by as many calls as there are slots.
+// But if they read its tensor in place, the root waits for them before it returns.
 #include <cstring>
 
 #include "core/shm/shm_team.h"

@@ -25,7 +25,7 @@ void Aborts::abort(const Status& cause) {
   for (const Slot& slot : own.slots)
     record.sequence =
         std::max(record.sequence, sequence_of(slot.posted.load(std::memory_order_relaxed)));
-  // A call that ends at this moment counts as unfinished: its members then see the abort in it.
+  // A call that ends at this moment counts as unfinished: the others then see the abort in it.
   record.finished = counts_calls_ != nullptr ? counts_calls_->finished_calls() : finished_calls();
   record.rank = members_.rank;
   record.code = static_cast<uint32_t>(cause.code());
@@ -80,9 +80,9 @@ uint64_t Aborts::finished_calls() const {
   return sequence_of(members_.own->done.load(std::memory_order_relaxed)) - 1;  // orders nothing
 }
 
-// If the call of a member failed while its tensor was read in place, its caller may have written
-// the tensor. Its staging stays unchanged until this rank is done or has left, and its slot until a
-// later call, so an abort spoils neither.
+// If a member's call failed while this rank read the member's tensor in place, the member's caller
+// may have written the tensor. An abort spoils neither staging, which stays unchanged until this
+// rank is done or has left, nor the slot, which stays unchanged until a later call.
 Status Aborts::check_each_source() {
   fence(std::memory_order_acquire);  // orders plain reads before the next load
   for (size_t k = 0; k < members_.views.size(); ++k) {

@@ -1,6 +1,6 @@
 // Aborts: why a group ended. Each rank writes the first cause that it finds, or sees in a member's
 // abort record, into its own record before it returns the error, so that all ranks name the same
-// cause. A group that failed stays failed. Any thread may call, except as noted.
+// cause. A group that failed stays failed. Thread-safe, except as noted.
 #pragma once
 
 #include <mutex>
@@ -23,12 +23,12 @@ class Aborts {
   Status fail(Code code, const std::string& cause);
   // Ends the group; keeps an earlier cause.
   void abort(const Status& cause);
-  // Ends the group; returns the first cause.
+  // Ends the group with `cause`, unless it has ended; returns the cause with which it ended.
   Status adopt(const Status& cause) {
     abort(cause);
     return own();
   }
-  // This rank's first cause; adopts a member's cause that find() finds.
+  // This rank's first cause; else a cause that find(call) finds, which this rank adopts; else OK.
   Status failure(uint64_t call = kAnyCall) { return has_any() ? first_cause(call) : Status(); }
   // The first cause among the members' abort records; OK if there is none. Ignores the abort of a
   // member that had finished `call`.
@@ -38,7 +38,7 @@ class Aborts {
   void set_parent(const Team* parent) { counts_calls_ = parent; }
   uint64_t finished_calls() const;
 
-  // Says that this call reads a tensor of `member` in place. Call it on the thread of the calls.
+  // Notes that this call reads a tensor of `member` in place. Call it on the thread of the calls.
   void reads_in_place(int member) { reads_in_place_[member] = last_in_place_ = members_.sequence; }
   // Fails if data that was read in place may have changed. Call it after the last read of the call.
   Status check_sources() {
@@ -46,7 +46,7 @@ class Aborts {
   }
 
  private:
-  // Inexpensive, because each call checks it.
+  // Whether any member has aborted. Inexpensive, because each call checks it.
   bool has_any() const {
     for (const Mailbox* view : members_.views)
       if (view->aborted.load(std::memory_order_acquire) != 0) return true;  // pairs with abort()

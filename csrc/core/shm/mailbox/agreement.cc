@@ -59,10 +59,10 @@ Status Agreement::find_missing_member() const {
   return {};
 }
 
-// Compares the calls that no rank has waited for: the hashes, if a member has posted the same
-// calls, and the number of calls, if it makes no more calls, because it left or its process ended
-// in order. A member that is still in the group may be some calls behind or ahead, and compares
-// when it leaves. A death is no evidence of a mistake in the program.
+// Compares this rank's calls with each member's: the hashes of the calls that the slots still hold
+// and that verify() has not compared, and the number of calls, if the member makes no more, because
+// it left or its process ended in order. A member that is still in the group may be some calls
+// behind or ahead, and compares when it leaves. A death is no evidence of a mistake in the program.
 Status Agreement::compare_last_calls() {
   const CallRecord mine = members_.newest_record(members_.rank);
   for (int member = 0; member < members_.size(); ++member) {

@@ -1,7 +1,7 @@
-// Agreement: whether the ranks of a group make the same calls. A difference is a mismatch; its text
-// is that of describe_mismatch() (core/team/mismatch.h).
+// Agreement: checks whether the ranks of a group make the same calls. A difference is the error
+// kMismatch, which shows both ranks' calls if the slots still hold them.
 //
-// A slot holds a rolling hash of every call so far. A rank that waits for another compares the
+// A slot holds a rolling hash of every call so far. A rank that waits for another compares both
 // hashes. A rank that did not wait for another (a broadcast's root, say) compares them at its next
 // call, before the slot is reused, and when it leaves. So every rank that makes further calls
 // learns of a difference; of two ranks that leave, the later one does.
@@ -28,15 +28,15 @@ class Agreement {
   }
   bool has_verified(int member, uint64_t sequence) const { return verified_[member] >= sequence; }
 
-  // Says that the calls so far only formed a parent team, whose calls note_call() counts. Call it
+  // Notes that the calls so far only formed a parent team, whose calls note_call() counts. Call it
   // on the thread of the calls.
   void end_forming() { forming_calls_ = members_.sequence; }
-  // Says that this rank begins a call of a parent team: members compare the newest of these calls
-  // when they leave. `reads_all`: the call needs data from every member. Call it between calls of
-  // the Mailboxes, on their thread.
+  // Notes that this rank begins a call of a parent team: members compare the newest of these calls
+  // when they leave. `reads_all`: the call needs data from every member. Call it between two calls
+  // of this group, on the thread of the calls.
   void note_call(const CallRecord& call, bool reads_all);
-  // The error for a member that is gone without having begun the newest of these calls, if that
-  // call was noted with `reads_all`. Thread-safe.
+  // The error for a member that is gone and had not begun the newest call of note_call(), if this
+  // call was noted with `reads_all`; else OK. Thread-safe.
   Status find_missing_member() const;
   // Call it when this rank leaves. kMismatch if a member's calls differ.
   Status compare_last_calls();

@@ -32,7 +32,7 @@ void CacheDistance::add(int member, int64_t load_ns) {
     m.far = far;
     ++(far ? far_ : near_);
   }
-  if (m.far) m.loads = 0;  // when it is near again, it may be on another core
+  if (m.far) m.loads = 0;  // once it is near again, it may run on another core
   m.same = m.known && !m.far && m.loads == kLoads && m.mean_ns < kSameCoreNs;
   if (m.same) ++same_;
 }

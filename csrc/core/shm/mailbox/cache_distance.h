@@ -22,7 +22,7 @@ struct TimedLoad {
 };
 
 // Delays later loads until earlier instructions are done. Otherwise a processor that speculates
-// that a wait is over could load the word before reading the clock, and far would look near.
+// that a wait is over could load the word before reading the clock: far cores would look near.
 inline void fence_loads() {
 #if defined(__x86_64__)
   __builtin_ia32_lfence();
@@ -46,7 +46,7 @@ class CacheDistance {
   explicit CacheDistance(int members) : members_(static_cast<size_t>(members)) {}
 
   // Adds a sample: how long a load of `member`'s latency probe took. Two samples in a row must
-  // agree before they count, because an interruption makes a load slower.
+  // both be near, or both far, before they count, because an interruption makes a load slower.
   void add(int member, int64_t load_ns);
 
   // Whether most members with a known distance are cache-far.
@@ -70,7 +70,7 @@ class CacheDistance {
   };
   std::vector<Member> members_;
   int far_ = 0, near_ = 0;  // numbers of members
-  int same_ = 0;            // of near_
+  int same_ = 0;            // members of near_ on this core
 };
 
 }  // namespace dscomm

@@ -12,7 +12,7 @@
 namespace dscomm {
 namespace {
 
-// The first cause that ends this call, of its group or of a parent team.
+// The cause that ended the group of this call, else the call's parent team; OK if there is none.
 Status find_cause(Mailboxes& mailboxes, uint64_t call) {
   DSCOMM_RETURN_IF_ERROR(mailboxes.aborts().failure_in(call));
   Team* parent = mailboxes.call().parent;
@@ -48,8 +48,8 @@ class MemberMonitor final : public WaitMonitor {
     const MemberState member_state = members_.member_state(member_, thoroughly);
     if (member_state != MemberState::kPresent)
       return has_come() ? Status() : fail_without(member_, member_state);
-    // The call also fails if another member that it needs is gone. The awaited member may not come
-    // for long, because it waits in another group or for a message.
+    // The call also fails if another member that it needs is gone. Else this wait could last long,
+    // because the awaited member may itself wait in another group or for a message.
     for (int member = 0; member < members_.size(); ++member) {
       if (member == members_.rank || !lacks(member, begun)) continue;
       const MemberState other = members_.member_state(member, thoroughly);
@@ -93,12 +93,12 @@ class MemberMonitor final : public WaitMonitor {
 
  private:
   // Data published before an abort, a departure or a death counts. The load that saw this event has
-  // acquired all stores before it, so the word is loaded afterwards.
+  // acquired all stores before the event, so this later load of the word sees them.
   bool has_come() const {
     return word_.load(std::memory_order_acquire) >= target_;  // pairs with the owner's exchange
   }
 
-  // Whether the call still needs a word of this member.
+  // Whether this member has yet to post or acknowledge something that the call needs.
   bool lacks(int member, bool begun) const {
     if (begun && mailboxes_.call().reads_all && !members_.has_posted(member)) return true;
     // Orders nothing: a rank that needs the data behind the word waits for it.

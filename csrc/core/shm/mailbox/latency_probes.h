@@ -1,5 +1,5 @@
-// LatencyProbes: in some calls, times a load of a member's latency probe. The times show the cache
-// distance to the readers of this rank's data.
+// LatencyProbes: in some calls, this rank times a load of a member's latency probe. The times show
+// the cache distance to the readers of this rank's data.
 #pragma once
 
 #include <array>
@@ -36,13 +36,13 @@ class LatencyProbes {
                                                             std::memory_order_relaxed);
   }
 
-  // Call it when `member` has published data; -1: does nothing.
+  // Times `member`'s probe, if due. Call it when the member has published data. -1: no member.
   void read(int member) {
     if (member < 0 || member != observed_) return;
     const LatencyProbe& probe = members_.views[member]->latency_probes[probe_];
     const TimedLoad load =
         time_load([&] { return probe.written_ns.load(std::memory_order_relaxed); });
-    // A probe that was not written since the last look may lie in this core's cache.
+    // A probe that was not written since its last load may lie in this core's cache.
     const bool is_new = load.value > timed_ns_[probe_];
     timed_ns_[probe_] = load.began_ns;
     if (!is_new || load.began_ns - load.value > kFreshNs) return;
@@ -53,9 +53,9 @@ class LatencyProbes {
   const CacheDistance& distance() const { return distance_; }
 
  private:
-  // Once in a period of so many calls, each rank writes a latency probe and times a load of one
-  // member's probe. The short period applies to a group's first calls and to large calls, so that
-  // the distance is known early.
+  // Once in kPeriod calls, each rank writes a latency probe and times a load of one member's probe.
+  // The period is kShortPeriod in a group's first calls and in large calls, so that the distance is
+  // known early.
   static constexpr uint64_t kPeriod = 32, kShortPeriod = 2;
   static constexpr uint64_t kFirstCalls = 64;
   static constexpr uint64_t kLargeCount = 64 << 10;  // elements
@@ -68,7 +68,7 @@ class LatencyProbes {
   size_t probe_ = 0;
   bool writes_ = false;  // in this call
   int observed_ = -1;    // the member whose probe is to be timed; -1: none
-  std::array<int64_t, kLatencyProbes> timed_ns_ = {};  // time of each probe's last load, any member
+  std::array<int64_t, kLatencyProbes> timed_ns_ = {};  // by probe: its last load, of any member
 };
 
 }  // namespace dscomm

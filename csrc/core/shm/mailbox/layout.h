@@ -73,7 +73,7 @@ inline constexpr size_t kTinyBytes = kLinePairBytes - 2 * sizeof(uint64_t);
 struct StagedData {
   uint64_t offset;         // of the first buffer; round r uses buffer r % buffers
   uint64_t table_offset;   // of a table of one number for each rank
-  uint64_t bytes;          // that this rank publishes in all
+  uint64_t bytes;          // that this rank publishes in the call
   uint64_t tensor_offset;  // in the tensor pool
   uint32_t buffer_bytes;   // from one buffer to the next
   uint32_t buffers;
@@ -126,15 +126,15 @@ struct alignas(kPageBytes) Mailbox {
   std::atomic<uint64_t> group_id;
   // 0, or kCallsEnded or kReadsEnded once the owner has left. kCallsEnded: seq_cst exchange, and
   // seq_cst loads by members that leave, so that of two leaving members at least one sees the
-  // other. kReadsEnded: release store; acquire loads in slow waits and sweeps.
+  // other. kReadsEnded: release store; acquire loads in slow waits and in the arena's sweeps.
   std::atomic<uint32_t> closed;
   // 1 once the owner's process has begun to exit without leaving the group. It may still make
   // calls, but its later end is not a crash. Release store after `exception` is written; acquire
   // loads by members that find the process gone.
   std::atomic<uint32_t> ending;
   char exception[64];  // type of the exception that ends the process, or ""; NUL-terminated
-  // 1 once `abort` is written. seq_cst exchange; acquire loads by members at entry, at exit and in
-  // slow waits.
+  // 1 once `abort` is written. seq_cst exchange; acquire loads by members at the start of a call,
+  // at the end of a call that reads in place, and in slow waits.
   alignas(kLinePairBytes) std::atomic<uint32_t> aborted;
   // How far the owner has read: phase_word(s, rounds) within call s, phase_word(s + 1, 0) after it.
   // seq_cst exchange by the owner; acquire loads by members that want to reuse memory.

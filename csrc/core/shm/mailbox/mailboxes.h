@@ -49,8 +49,8 @@ class Mailboxes {
   Status wait_posted(int member, uint32_t phase);
   Status wait_all_posted(uint32_t phase);
   void acknowledge(uint32_t phase);
-  // Waits until `member` has acknowledged, or finished, at least `word` (see phase_word()). Fails
-  // at once if any member is gone and has not reached `word_of_all`, which all must reach.
+  // Waits until the done word of `member` is at least `word`. Fails at once if any member is gone
+  // and its done word is below `word_of_all`, which the call needs of every member; 0: of none.
   Status wait_acknowledged(int member, uint64_t word, uint64_t word_of_all = 0);
   Status wait_all_acknowledged(uint64_t word);
   // Waits until `reader`, or with -1 every member, has acknowledged this many rounds of the call.
@@ -82,7 +82,7 @@ class Mailboxes {
   Status fail(Code code, const std::string& cause) { return aborts_.fail(code, cause); }
   std::string name_member(int member) const { return members_.name(member); }
 
-  // Idempotent.
+  // See Team::leave(). Idempotent.
   Status leave();
 
  private:
@@ -90,8 +90,8 @@ class Mailboxes {
   Status end();
   void prefetch_next_slot();
   void wake_sleepers(const std::atomic<uint64_t>& word);
-  // Waits for one member's word. `done_of_all`: the value that the call awaits in the done words of
-  // all members, one after another; 0: none.
+  // Waits until a member's `word` is at least `target`. `done_of_all`: what the done words of all
+  // members must reach, for which the call waits member by member; 0: nothing.
   Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,
                    uint64_t done_of_all = 0);
   Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target, int member,

@@ -36,9 +36,9 @@ CallRecord load_record(const CallRecord& from) {
 }
 
 void set_up_mailbox(Arena& arena, uint64_t offset) {
-  // Word by word, because members of the group that used this mailbox before may still load its
-  // words in has_left(). The rendezvous through the store orders all these stores before the first
-  // load of any member of the new group.
+  // Stores word by word, because members of the group that used this mailbox before may still load
+  // its words in has_left(). The rendezvous through the store orders all these stores before the
+  // first load of any member of the new group.
   auto* mailbox = reinterpret_cast<Mailbox*>(arena.data() + offset);
   mailbox->group_id.store(0, std::memory_order_release);  // pairs with has_left()
   // Pairs with the acquires in has_left(), departure() and unread_later(): a member that sees any

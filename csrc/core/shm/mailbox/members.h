@@ -19,17 +19,17 @@ namespace dscomm {
 struct MailboxMember {
   std::shared_ptr<Peer> peer;
   uint64_t mailbox_offset = 0;
-  int global_rank = -1;  // for messages; -1 when it is not known
+  int global_rank = -1;  // for errors; -1 when it is not known
   int group_rank =
-      -1;  // for messages, if only some of a group's ranks have mailboxes here; -1: the position
+      -1;  // for errors, if only some of a group's ranks have mailboxes here; -1: index in entries
 
   // "rank 2 (global rank 5, pid 7 on host a)"
   static std::string name(int rank, int global_rank, const std::string& process);
 };
 
-// Sets up a zeroed mailbox at `offset` of the own arena before the offset is published.
+// Resets the mailbox at `offset` of this rank's arena. Call it before the offset is published.
 void set_up_mailbox(Arena& arena, uint64_t offset);
-// Writes the group's id into the mailbox, before any member can wait for this rank.
+// Writes the group's id into the mailbox. Call it before any member can wait for this rank.
 void open_mailbox(Arena& arena, uint64_t offset, uint64_t group_id);
 // For a rank that gives up before it has Mailboxes: members that did not give up see that it left.
 void close_mailbox(Arena& arena, uint64_t offset);
@@ -66,8 +66,8 @@ struct Members {
   Status death() const;
   // See Team.
   void note_end(const std::string& exception);
-  // Returns a function that may outlive this object: whether every other member has reached
-  // `done_word`, left or died, and so no longer reads what this rank published before that word.
+  // Returns a function, which may outlive this object: whether every other member has left, died or
+  // reached `done_word`. None of them then reads what this rank published in the calls before.
   std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
 
   // "rank 2 (pid 7 on host a)"
@@ -84,7 +84,7 @@ struct Members {
   const std::vector<MailboxMember> entries;
   Mailbox* const own = reinterpret_cast<Mailbox*>(arena->data() + entries[rank].mailbox_offset);
   const std::vector<const Mailbox*> views = find_mailboxes();
-  uint64_t sequence = 0;      // of the call in progress, or of the last
+  uint64_t sequence = 0;      // of the call in progress, else of the last call
   std::mutex end_mutex = {};  // of note_end()
 };
 

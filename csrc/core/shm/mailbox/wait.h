@@ -20,13 +20,13 @@ namespace dscomm {
 struct WaitPolicy {
   int spin_pauses = 100;
   int64_t yield_ns = 200'000;
-  int64_t slice_ns = 10'000'000;  // 0: sleep until woken
+  int64_t slice_ns = 10'000'000;  // the longest sleep; 0: sleep until woken
 
   // For `local_ranks` ranks that share `usable_cores` cores.
   static WaitPolicy choose(const Settings& settings, int local_ranks, int usable_cores);
 };
 
-// Decides between slices whether a wait goes on.
+// Decides between slices of sleep whether a wait goes on.
 class WaitMonitor {
  public:
   // If not OK, the wait ends with this status.

@@ -1,5 +1,5 @@
 // Abstract Unix sockets, through which the processes of a host find each other. Their names are in
-// no file system, so nothing is left behind. Two network namespaces cannot connect.
+// no file system, so nothing is left behind. They work only within one network namespace.
 #pragma once
 
 #include <sys/socket.h>

@@ -15,7 +15,7 @@
 namespace dscomm {
 namespace {
 
-// The arena grows by multiples of this: growth by a mailbox's page would cost a system call each.
+// The arena grows by multiples of this: growth by a page would cost system calls for each mailbox.
 constexpr size_t kArenaStepBytes = 256 * 1024;
 // Lent memory leaves an eighth of the arena to lasting memory: mailboxes, channels, kept staging.
 constexpr size_t kUnlentShare = 8;

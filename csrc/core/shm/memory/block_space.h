@@ -31,7 +31,7 @@ class BlockSpace {
   void give(uint64_t offset, size_t bytes);
   // Whether grow(bytes) finds enough address space.
   bool has_room(size_t bytes) const { return missing(bytes) <= memory_.size() - backed_; }
-  // Takes as much memory from the kernel as take(bytes) needs beyond a free block at the end.
+  // Takes memory from the kernel: at least what take(bytes) needs beyond a free block at the end.
   // Requires has_room(bytes). kResource if a limit forbids it.
   Status grow(size_t bytes);
 

@@ -13,14 +13,15 @@ class Directory {
  public:
   virtual ~Directory() = default;
 
-  // Makes this rank's arena and pool (may be null) available to peers, and holds the arena's life
-  // mutex until destroyed. `doorbell` (see Doorbell) becomes part of the address. Called once.
+  // Makes this rank's arena and pool (may be null) available to peers. Until the Directory is
+  // destroyed, it holds the arena's life mutex. `doorbell` (see Doorbell) becomes part of the
+  // address. Called once.
   virtual Result<PeerAddress> publish(std::shared_ptr<Arena> arena,
                                       std::shared_ptr<TensorPool> pool,
                                       const ArenaId& doorbell) = 0;
 
   // Maps the arena behind an address, and proves that it is the right one by reading its id from
-  // memory. Otherwise `peer` is null, and `why_not` and `code` say why. Blocks. Thread-safe.
+  // memory. If it fails, `peer` is null; `why_not` and `code` say why. Blocks. Thread-safe.
   struct Attached {
     std::shared_ptr<Peer> peer;
     std::string why_not;

@@ -18,8 +18,8 @@ struct PeerAddress {
   uint32_t uid = 0;
   ArenaId arena;
   ArenaId socket;    // names the abstract socket that hands over the arena
-  ArenaId doorbell;  // names the abstract datagram socket that wakes point-to-point threads
-  int64_t pid = 0;   // in the owner's PID namespace; for messages
+  ArenaId doorbell;  // names the abstract datagram socket that wakes threads in send and recv
+  int64_t pid = 0;   // in the owner's PID namespace; for errors
   char host[64] = {};
 
   std::string host_name() const;
@@ -61,7 +61,7 @@ class Peer final {
   // "pid 123 on host a"
   std::string describe() const { return address_.describe(); }
   std::string state_text() const;  // "stopped (T)", "running (R)", "gone", "unknown"
-  // Whether a signal or a debugger has stopped the process, if visible. Reads a file in /proc.
+  // Whether a signal or a debugger has stopped the process, as far as /proc shows it here.
   bool is_stopped() const;
 
  private:

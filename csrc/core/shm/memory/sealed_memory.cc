@@ -47,7 +47,7 @@ Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
   memory.mapping_ = Mapping(address, bytes);
   // Keep shared memory out of core dumps.
   madvise(address, bytes, MADV_DONTDUMP);
-  // Kernels before 5.1 lack F_SEAL_FUTURE_WRITE: there, peers are trusted not to map it writable.
+  // Kernels before 5.1 lack F_SEAL_FUTURE_WRITE: there, peers could map the memory writable.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (fcntl(memory.fd(), F_ADD_SEALS, kSeals | F_SEAL_FUTURE_WRITE) != 0 &&
       fcntl(memory.fd(), F_ADD_SEALS, kSeals) != 0)

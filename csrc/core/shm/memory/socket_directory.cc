@@ -104,7 +104,7 @@ int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
   return received;
 }
 
-// One attempt. If why_not is empty, *received is the number of descriptors, or -1 on a hang-up.
+// Asks the peer once. If why_not is empty, *received is the number of descriptors; -1: it hung up.
 Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, TimeLeft& time_left,
                         Reply* reply, UniqueFd* descriptors, int* received) {
   UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -232,13 +232,13 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
     std::lock_guard lock(mutex_);
     if (std::shared_ptr<Peer> peer = peers_[address.arena].lock()) return {std::move(peer), ""};
   }
-  // Fetches without the mutex, so that other groups can form while this one waits for its peers.
+  // Fetches the arena without the mutex, so that other groups can form while this thread waits.
   Attached attached = fetch(address, deadline);
   if (attached.peer == nullptr) return attached;
   std::lock_guard lock(mutex_);
   std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<Peer>& known = peers_[address.arena];
-  // If two threads have fetched it, the second uses the first one's Peer.
+  // If two threads have fetched the same arena, the second uses the first one's Peer.
   if (std::shared_ptr<Peer> peer = known.lock()) return {std::move(peer), ""};
   known = attached.peer;
   return attached;

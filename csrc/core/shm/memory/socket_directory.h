@@ -37,7 +37,7 @@ class SocketDirectory : public Directory {
   PeerAddress address_;
   UniqueFd listener_, stop_, own_pidfd_;
   std::thread service_;
-  std::latch is_born_{1};  // the service thread holds the arena's life mutex
+  std::latch is_born_{1};  // counted down once the service thread holds the arena's life mutex
 
   std::mutex mutex_;
   std::map<ArenaId, std::weak_ptr<Peer>> peers_;  // shared by all groups of the process

@@ -4,8 +4,8 @@
 // no message. It takes memory from the kernel as it grows, after reserving it, and merges and
 // reuses freed blocks, but returns nothing before the process ends (see SealedMemory).
 //
-// A forked child sees its parent's blocks, including later writes of the parent; its own writes are
-// private. It neither allocates from this pool nor releases to it.
+// A forked child sees its parent's blocks, and maybe later writes of the parent. What the child
+// writes is private. The child neither allocates from this pool nor releases to it.
 #pragma once
 
 #include <atomic>

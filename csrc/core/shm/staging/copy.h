@@ -19,8 +19,8 @@ inline constexpr size_t kShortCopyBytes = 512;
 void copy(void* to, const void* from, size_t bytes, Stores stores);
 void finish_copies();
 
-// Prefetches a cache line for ownership: a store that invalidates the readers' copies while this
-// rank goes on. (prefetchw gained nothing.) It overwrites one byte, which must be obsolete.
+// Prefetches a cache line for ownership: overwrites one byte of it, which must be obsolete. This
+// invalidates the readers' copies while this rank goes on. (prefetchw gained nothing.)
 inline void prefetch_for_ownership(std::byte* in_line) { *in_line = std::byte{0}; }
 
 }  // namespace dscomm

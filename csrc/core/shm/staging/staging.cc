@@ -14,8 +14,8 @@ constexpr size_t kKeptBytes = 128 << 20;
 
 size_t kept_bytes(const Arena& arena) { return std::min(kKeptBytes, arena.size() / 4); }
 
-// Pieces of up to half a page take turns in the ring's first pages, one in each page: in a shared
-// page, the prefetcher of a reader's core would steal the lines of the next call from their writer.
+// Calls that need up to half a page use the ring's first pages in turn, one call in each page: in a
+// shared page, the prefetcher of a reader's core would steal the next call's lines from the writer.
 constexpr size_t kSmallPieceBytes = kPageBytes / 2;
 constexpr size_t kSmallRingBytes = 4 * kPageBytes;
 
@@ -24,9 +24,10 @@ constexpr size_t kSmallRingBytes = 4 * kPageBytes;
 // through a whole ring.)
 constexpr size_t kSameCoreRingBytes = 256 << 10;
 
-// The longest pieces worth prefetching for ownership. (Cache-near, without and with: 4 KiB 0.60 and
-// 0.50 us, 8 KiB the same, 32 KiB 2.2 and 2.4. Cache-far: 512 bytes 0.84 and 0.60 us, 2 KiB 1.00
-// and 1.10.) Nothing is prefetched if the readers run on the writer's core, which has the lines.
+// The longest range of a call that is worth prefetching for ownership. (Cache-near, without and
+// with: 4 KiB 0.60 and 0.50 us, 8 KiB no gain, 32 KiB 2.2 and 2.4. Cache-far: 512 bytes 0.84 and
+// 0.60 us, 2 KiB 1.00 and 1.10.) Nothing is prefetched if the readers run on the writer's core,
+// whose caches have the lines.
 constexpr size_t kPrefetchedNearBytes = 4096;
 constexpr size_t kPrefetchedFarBytes = kShortCopyBytes;
 
@@ -181,7 +182,7 @@ Result<const std::byte*> Staging::read(int member, uint32_t round, size_t in_buf
   // Recorded for 0 bytes, too, because this rank may get results that others compute from this
   // tensor.
   if (is_in_place) mailboxes_.aborts().reads_in_place(member);
-  if (bytes == 0) return peer.at(0, 0);  // the offset may lie past the end of its data
+  if (bytes == 0) return peer.at(0, 0);  // the offset may lie past the end of the member's data
   if (is_in_place) {
     data = peer.at_in_pool(staged.tensor_offset + in_tensor, bytes);
   } else if (in_buffer <= staged.buffer_bytes && bytes <= staged.buffer_bytes - in_buffer) {

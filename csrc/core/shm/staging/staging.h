@@ -2,16 +2,16 @@
 //
 // A slab is a table of counts and a ring of bytes. A call takes the next range of the ring and cuts
 // it into buffers of one size, one per round or as many as fit, and uses these in turn. A byte is
-// rewritten only after all readers of its old value have acknowledged: by phases within a call, by
-// done words between calls. Calls walk through the whole ring because writing a cache line that a
-// peer has read is expensive: the peer's copy must be invalidated first. When a line's turn comes
-// again, it has left the peer's cache. Small calls, and larger ones if the readers run on the
+// rewritten only after all readers of its old value have acknowledged the round (within a call) or
+// finished the call (between calls). Calls walk through the whole ring because writing a cache line
+// that a peer has read is expensive: the peer's copy must be invalidated first. When a line's turn
+// comes again, it has left the peer's cache. Small calls, and larger ones if the readers run on the
 // writer's core, use only a part of the ring, which stays in the writer's cache.
 //
 // The first call that needs a slab takes it from the arena. A group keeps it between calls while
-// all groups hold little memory in all. Beyond that, a call borrows a slab for its data alone,
-// and returns it once its readers are done, so that thousands of groups share the memory of the
-// calls in flight. If the arena is full of data that is still unread, a call waits for the readers.
+// the groups of the process together hold little memory. Beyond that, a call borrows a slab for its
+// data alone and returns it once its readers are done, so that thousands of groups share the memory
+// of the calls in flight. If the arena is full of unread data, a call waits for the readers.
 #pragma once
 
 #include <array>
@@ -62,22 +62,23 @@ class Staging {
   // Starts a call: publishes in this rank's slot where its data lies. Call between
   // Mailboxes::begin() and post(). The data and the table must stay until end().
   Status open(const Publication& call) {
-    call_ = call;  // inline, so that no copy is made of it
+    call_ = call;  // inline, so that the compiler makes no second copy
     return open();
   }
 
   // The buffer of a round, after waiting for the readers of its old data.
   Result<std::byte*> fill(uint32_t round);
   // Returns `bytes` bytes of a member's data, of a round that the member has posted. They begin at
-  // in_buffer in the round's buffer, or at in_tensor in the member's tensor if that is read in
-  // place. Fails the group if they lie outside the member's memory.
+  // in_buffer in the round's buffer or, if this `part` (kInput or kResult) is read in place, at
+  // in_tensor in the member's tensor. Fails the group if they lie outside the member's memory.
   Result<const std::byte*> read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
                                 size_t bytes, uint32_t part = kInput) const;
   // Like read(), for this rank's piece of a round, or the start of the buffer if it has no pieces.
   Result<const std::byte*> read_piece(int member, uint32_t round, size_t in_tensor,
                                       size_t bytes) const;
 
-  // Prefetches for ownership the buffers of the next call, if it stages as much. Call after post().
+  // Prefetches for ownership the buffers of the next call, as if it staged as much as this call.
+  // Call it after post().
   void prefetch_next_range();
 
   // A member's table, see Publication.
@@ -121,7 +122,7 @@ class Staging {
   const size_t ring_bytes_;
   uint64_t slab_offset_ = 0;  // 0: none (offset 0 is the arena's header)
   std::byte* data_ = nullptr;
-  size_t slab_ring_bytes_ = 0;        // ring_bytes_, or less if it is borrowed
+  size_t slab_ring_bytes_ = 0;        // ring_bytes_, or less in a borrowed slab
   bool is_borrowed_ = false;          // for this call alone
   RingRange range_;                   // of the call in progress
   size_t next_ = 0, next_small_ = 0;  // where the next call's range begins, if it fits
