@@ -8,10 +8,10 @@
 namespace dscomm {
 namespace {
 
-// A rank is in the Team of its domain, if the domain has other ranks; in the Teams of the slices
-// that the rank leads (in a domain of n ranks, rank k mod n leads slice k); and in one Team of all.
-// A rank's offsets are of its mailboxes: entry 0 for the domain, entry 1 + k / n for slice k, the
-// last for all.
+// A rank is in the Team of its domain, if the domain has other ranks; in a Team for each slice that
+// it carries (in a domain of n ranks, that at index k mod n carries slice k); and in one Team of
+// all ranks. Each rank shares the offsets of its mailboxes: entry 0 is for the domain, 1 + k / n
+// for slice k, the last for the Team of all.
 class DomainTeamsBuilder {
  public:
   explicit DomainTeamsBuilder(const DomainTeamsRequest& request) : request_(request) {
@@ -36,7 +36,7 @@ class DomainTeamsBuilder {
 
   // Tells every rank where the mailboxes of all lie.
   Status share_mailboxes(ShmTeam& flat, const Deadline& deadline) {
-    std::vector<uint64_t> own(width_);  // 0: no such Team
+    std::vector<uint64_t> own(width_);  // 0: this rank is in no Team for the entry
     if (domain_size_ > 1) DSCOMM_RETURN_IF_ERROR(allocate(0, &own[0]));
     for (size_t slice = index_; slice < slices_; slice += domain_size_)
       DSCOMM_RETURN_IF_ERROR(allocate(1 + slice, &own[1 + slice / domain_size_]));
@@ -62,8 +62,8 @@ class DomainTeamsBuilder {
       slice += domain_size_;
       return part;
     };
-    // `flat` reports ranks that are gone before they make a call. A rank may share no Team with
-    // these in this call, or only Teams of dying ranks, which compare nothing.
+    // If a call needs data from all, `flat` reports a member that is gone and has not begun it. The
+    // Teams of the call may miss that: maybe none has both ranks, and a dying rank compares none.
     HierarchyOptions options{.name = "hierarchy"};
     options.group = request_.group_name;
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
@@ -83,7 +83,7 @@ class DomainTeamsBuilder {
     return (request_.group_id ^ (part + 1)) * 0x9e3779b97f4a7c15ull;
   }
 
-  // Allocates a mailbox, open before any other rank knows of it.
+  // Allocates a mailbox and opens it, before any other rank knows of it.
   Status allocate(size_t part, uint64_t* offset) {
     DSCOMM_ASSIGN_OR_RETURN(*offset, request_.arena->allocate_mailbox());
     unused_.push_back(*offset);
@@ -92,7 +92,7 @@ class DomainTeamsBuilder {
     return {};
   }
 
-  // Makes the Team of these positions; ranks[k] has its mailbox at entry entries[k].
+  // Makes the Team of the positions `ranks`. ranks[k] uses the mailbox of its entry entries[k].
   Result<std::unique_ptr<Team>> make_part(std::span<const int> ranks, size_t part,
                                           const std::vector<size_t>& entries) {
     std::vector<MailboxMember> members;
@@ -115,7 +115,7 @@ class DomainTeamsBuilder {
   }
 
   const DomainTeamsRequest& request_;
-  size_t slices_ = 0, domain_size_ = 1, index_ = 0;  // the last two of this rank's domain
+  size_t slices_ = 0, domain_size_ = 1, index_ = 0;  // of this rank's domain; index_ in it
   size_t width_ = 0;                                 // offsets per rank
   std::vector<uint64_t> offsets_;                    // width_ for each position
   std::vector<uint64_t> unused_;                     // this rank's mailboxes that no Team owns yet

@@ -1,8 +1,8 @@
 // Domain teams: a HierarchicalTeam inside one host, and the ShmTeams that it is made of.
 //
-// The ranks have met before, in a flat ShmTeam. Through this Team each rank tells the others where
-// its mailboxes for the new Teams lie. After that, no rank waits for another or for the store. So a
-// rank that has made its Teams may leave while others still make theirs.
+// The ranks already have a flat ShmTeam, one of all members without domains. Through it each rank
+// tells the others where its mailboxes for the new Teams lie. After that, no rank waits for another
+// or for the store. So a rank that has made its Teams may leave while others still make theirs.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct DomainTeamsRequest {
   uint64_t group_id = 0;
   std::string group_name;
   int rank = 0;                           // position among the ranks of this host
-  std::vector<MailboxMember> members;     // by position; with their ranks in the group
+  std::vector<MailboxMember> members;     // by position; group_rank is set
   std::vector<std::vector<int>> domains;  // partition of the positions
   std::vector<std::string> names;         // by position, for messages
   WaitPolicy wait_policy;

@@ -18,13 +18,14 @@
 namespace dscomm {
 namespace {
 
-// The most members that an entry names, because every rank reads all entries.
+// The most members that an entry names: every rank reads all entries, so entries must be short.
 constexpr size_t kNamedMembers = 32;
 
 // How often a leader that waits for its members' reports checks whether they live.
 constexpr int64_t kCheckReportsNs = 50'000'000;
 
-// A leader gives up this much before rank 0 does, but at most a twentieth of the timeout.
+// A leader stops waiting for reports this long before the deadline, or a twentieth of the timeout
+// before it if that is less. Rank 0 waits until the deadline.
 constexpr int64_t kLeaderHeadStartNs = 250 * kMs;
 
 // The body of a rank's entry.
@@ -44,7 +45,7 @@ struct Member {
   uint64_t transport_id = 0;
 };
 
-// Packs or unpacks it.
+// Packs or unpacks a Member: `common` has the fields that the ranks of a host mostly share.
 template <typename Coder, typename AnyMember>
 void code_member(Coder& common, Coder& own, AnyMember& member) {
   auto& address = member.address;
@@ -152,7 +153,7 @@ class FormationRun {
     if (!here.empty() && here.front() == 0) {
       modex.check = request.gone;
       modex.formed = request.formed;
-    } else {  // on another host: rank 0 may still wait for this rank, so it declines
+    } else {  // on another host than rank 0, which may still wait for this rank: it must decline
       modex.check = [&request] {
         DSCOMM_RETURN_IF_ERROR(request.gone());
         return request.formed();
@@ -200,8 +201,8 @@ class FormationRun {
     return {};
   }
 
-  // The exchange of the ranks that speak in the store. A rank with a leader uses it only to report
-  // that the leader has died.
+  // The exchange of the ranks that put entries into the store. A rank with a leader uses it only
+  // once the leader has died, to report the failure.
   ExchangeRequest exchange_request() {
     const std::vector<int>& entry_owners = modex_.entry_owners();
     ExchangeRequest exchange;
@@ -226,8 +227,8 @@ class FormationRun {
     if (result.ok()) result = attach_all();
     if (member_ == nullptr)
       if (Status withdrawn = modex_.remove_own_entry(); result.ok()) result = withdrawn;
-    // A rank that cannot go on reports it, so that nobody waits for it. Another rank's cause comes
-    // first, because it may be why a rank died or could not be reached.
+    // A rank that cannot go on reports the cause, so that no rank waits for it. fail() returns an
+    // earlier cause of another rank, if any: that may be why a rank died or could not be reached.
     if (!result.ok()) return fail(result);
     return agree_on_verdict();
   }
@@ -237,7 +238,7 @@ class FormationRun {
     return read_leader_answer(member_->fail(cause, deadline_)).status();
   }
 
-  // The verdict from this rank's leader.
+  // Returns the verdict or the failure in the leader's answer. Keeps a newer table in next_table_.
   Result<std::string> read_leader_answer(Result<LocalMessage> word) {
     if (!word.ok()) return member_->has_ended() ? exchange_->fail(word.status()) : word.status();
     if (word.value().kind == LocalMessageKind::kVerdict) return word.value().text;
@@ -268,10 +269,10 @@ class FormationRun {
     member->networks = process_.networks;
     member->transport_id = process_.transport_id;
     member->message_port = request_.message_port;
-    // Room for an element of the largest dtype from every rank, however many there are.
+    // A chunk has room for an element of the largest dtype (16 bytes) from every rank.
     const uint64_t least =
         (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
-    // If limits have made the arena small, staging leaves most of it to other groups.
+    // Staging is to take at most a quarter of the arena, which limits may have made small.
     const uint64_t room = process_.arena->size() / 4;
     const uint64_t pages =
         std::min<uint64_t>(settings.staging_chunk_bytes, room / kLeastBuffers) / kPageBytes;
@@ -346,8 +347,8 @@ class FormationRun {
         *process_.settings, static_cast<int>(cpu_lists.size()), usable_cores(cpu_lists, quota));
   }
 
-  // Whether the first large calls of this host's ranks will find memory. Reserves nothing: a rank
-  // reserves memory when it takes it.
+  // Checks whether the first large calls of this host's ranks will find memory. Reserves none: each
+  // rank reserves memory when it allocates it.
   Status check_memory() const {
     const auto ranks =
         static_cast<size_t>(std::count(formation_.hosts.begin(), formation_.hosts.end(),
@@ -406,7 +407,7 @@ class FormationRun {
     return {};
   }
 
-  // Combines the reports of all ranks: whether there is a pool that a rank cannot read.
+  // Gets the verdict on the reports of all ranks: whether a rank cannot read the pool of another.
   Status agree_on_verdict() {
     uint64_t lacks_pool = 0;
     for (const MailboxMember& member : formation_.members)
@@ -427,7 +428,7 @@ class FormationRun {
   // The report of a rank, or of all ranks that it speaks for.
   struct Report {
     uint64_t lacks_pool = 0;
-    Status failure;  // of a member whose successor is awaited, or that does not report
+    Status failure;  // awaits_successor_ of a rank, or kTimeout if a report is missing
   };
 
   static std::string pack_report(const Report& report) {
@@ -450,7 +451,7 @@ class FormationRun {
     const auto decide = [](const std::vector<std::string>& reports) -> Result<std::string> {
       Report sum;
       for (const std::string& report : reports) DSCOMM_RETURN_IF_ERROR(add_report(report, &sum));
-      // The processes of all entries have reported, so no successor will come.
+      // The owners of all entries have reported, so no successor will come: a failure is final.
       DSCOMM_RETURN_IF_ERROR(sum.failure);
       return Packer().number(sum.lacks_pool).take();
     };
@@ -500,7 +501,7 @@ class FormationRun {
     came_to_wait_ns_ = monotonic_ns();
   }
 
-  // Checks while this rank waits for the others of the table.
+  // Called during waits: finds dead ranks, superseded entries, and the caller's reason to give up.
   Status check() {
     for (size_t rank = 0; rank < formation_.members.size(); ++rank) {
       const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;

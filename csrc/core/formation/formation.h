@@ -3,7 +3,7 @@
 //   1. every rank publishes the addresses of its arena and mailbox, and its cpu binding;
 //   2. rank 0 makes the member table of these entries, with the group's id (see Modex);
 //   3. every rank attaches to the arenas of the others on its host, and reports the result;
-//   4. rank 0 decides on the verdict, which is the same for all (see StoreExchange).
+//   4. rank 0 combines the reports into one verdict for all ranks (see StoreExchange).
 //
 // If the ranks of a host know each other before they meet, one of them, the leader, uses the store
 // for all (see LocalExchange).
@@ -51,14 +51,14 @@ struct FormationRequest {
   uint32_t message_port = 0;      // of this rank, see PointToPoint::open_port(); 0: none
   LocalRanks local;               // the ranks of this host, if known
   GiveUpCheck gone = [] { return Status(); };    // the death of a member, if known, or OK
-  GiveUpCheck formed = [] { return Status(); };  // others have formed it without this rank, or OK
+  GiveUpCheck formed = [] { return Status(); };  // others formed the group without this one, or OK
   int64_t began_ns = process_began_ns();         // see ModexRequest
 };
 
 // Lists are by rank.
 struct Formation {
   uint64_t group_id = 0;
-  std::vector<int> hosts;  // numbers of hosts, in the order in which they first appear
+  std::vector<int> hosts;  // by rank: its host's number, in order of first appearance
   int host_count = 1;
   std::vector<PeerAddress> addresses;
   std::vector<MailboxMember> members;              // peer is null if the member is on another host
@@ -67,7 +67,7 @@ struct Formation {
   std::vector<uint64_t> transport_ids;             // see FormingProcess
   std::vector<uint32_t> message_ports;             // see FormationRequest
   std::string hierarchy;                           // rank 0's DSCOMM_HIERARCHY
-  bool halves_as_float32 = false;                  // between hosts; rank 0's setting
+  bool halves_as_float32 = false;                  // fp16/bf16 cross hosts as fp32; rank 0's choice
   bool reads_pools = false;  // whether every rank can read all pools of its host
   ShmTuning tuning;
   WaitPolicy wait_policy;

@@ -116,7 +116,7 @@ void LocalLeader::accept_all() {
   while (true) {
     UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection.valid()) {
-      // Out of descriptors: ranks that are refused speak for themselves.
+      // Out of descriptors: stops listening. Ranks that find no leader speak for themselves.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) listener_.reset();
       return;
     }
@@ -170,7 +170,7 @@ void LocalLeader::take_entry(Member& member, const std::string& text) {
 }
 
 Status members_differ(const MembersView& one, const MembersView& other) {
-  // For the default group, no rank passes members.
+  // The default group is made without a list of members.
   if (one.members.empty() && other.members.empty())
     return make_status(Code::kMismatch,
                        "world sizes differ: {} has {}, {} has {}; start all ranks with the "
@@ -204,7 +204,7 @@ void LocalLeader::send_table(uint64_t number, const std::string& table) {
 void LocalLeader::send_failure(const Status& cause) {
   // Also to members that have not confirmed yet: they read this after kTaken.
   for (Member& member : members_) member.socket.send(LocalMessageKind::kFailure, pack_cause(cause));
-  // Some members may still be receiving a table.
+  // Waits until all is sent: a member may still be receiving a table, which comes first.
   const Deadline deadline = Deadline::after(kFailureFlushLimit);
   const auto sends = [](const Member& member) { return (member.socket.events() & POLLOUT) != 0; };
   while (std::any_of(members_.begin(), members_.end(), sends) && !deadline.expired())
@@ -254,7 +254,7 @@ Result<bool> LocalMember::join_leader(const LocalEntry& own, const GiveUpCheck& 
     if (message) return false;
     DSCOMM_RETURN_IF_ERROR(check());
   }
-  return false;  // without a confirmation
+  return false;  // has sent no kConfirmed, so no leader speaks for this rank
 }
 
 Result<LocalMessage> LocalMember::await(const GiveUpCheck& check, const Deadline& deadline) {
@@ -301,7 +301,7 @@ void LocalMember::report_failure(const Status& cause) {
   socket_.send(LocalMessageKind::kFailure, Packer().number(table_).text(pack_cause(cause)).take());
 }
 
-// The leader's next message, if it comes in time. Without a socket, only waits.
+// The leader's next message, if it comes within `ns`. Without a socket, only waits.
 std::optional<LocalMessage> LocalMember::receive(int64_t ns, const Deadline& deadline) {
   if (socket_.open()) {
     if (std::optional<LocalMessage> message = socket_.next()) return message;

@@ -1,6 +1,6 @@
 // Local exchange: how the ranks of a group on one host act as one. The lowest of them, the leader,
-// gathers the reports of the others over a Unix socket, speaks for all of them in the store (see
-// Modex), and passes on the decision.
+// gathers the entries and reports of the others over a Unix socket, speaks for all of them in the
+// store (see Modex), and passes on the member table and the verdict.
 //
 // The ranks of a host are known from the default group or from the launcher, which may be wrong. A
 // rank that finds no leader within a second, or is refused, speaks for itself, and the leader does
@@ -44,7 +44,7 @@ struct LocalEntry {
   int rank = 0;
   std::string name;     // for messages: "rank 3 (pid 7 on host b)"
   int size = 1;         // of the group, as this rank sees it
-  std::string members;  // its global ranks; for messages
+  std::string members;  // the group's global ranks, as text; compared between ranks
   MemberEntry body;
 };
 
@@ -61,26 +61,26 @@ Status members_differ(const MembersView& one, const MembersView& other);
 // Used by one rank on one thread, like LocalMember.
 class LocalLeader {
  public:
-  // Null if it cannot listen: another process has the name, or no socket is left.
+  // Null if this rank cannot listen: another process has the address, or no socket is left.
   static std::unique_ptr<LocalLeader> listen(const LocalRanks& local, const LocalEntry& own);
 
   // Handles all messages that have come. Returns the first failure: a member's cause, kPeerDied if
-  // a member has ended, or kMismatch if one sees another group.
+  // a member has ended, or kMismatch if a rank knows another size or other members of the group.
   Status handle_messages();
-  // Handles messages once one has come or the time has passed.
+  // Waits for a message, for at most `ns`, and handles all that have come.
   Status await_messages(int64_t ns, const Deadline& deadline);
 
-  // The entries of the ranks that the leader speaks for, by rank; and the ranks that it waits for.
+  // The entries of the members that have confirmed, by rank; and the ranks still waited for.
   const std::map<int, MemberEntry>& entries() const { return entries_; }
   const std::set<int>& awaited() const { return awaited_; }
-  // Stops waiting for a rank that speaks for itself in the store, unless it was asked to confirm.
+  // Stops waiting for a rank that speaks for itself in the store, unless it was sent kTaken.
   void stop_awaiting(int rank);
   // How often a member has confirmed or stop_awaiting() has excused a rank.
   uint64_t changes() const { return changes_; }
 
   // From now on, reports on an earlier table do not count.
   void begin_table() { table_ = 0; }
-  // To all members; `number` is not 0.
+  // Sends the table to all members. `number` identifies it and is not 0.
   void send_table(uint64_t number, const std::string& table);
   void send_verdict(const std::string& verdict) {
     send_to_all(LocalMessageKind::kVerdict, verdict);
@@ -123,12 +123,13 @@ class LocalMember {
   explicit LocalMember(const LocalRanks& local);
 
   // Looks for a leader, and returns whether one speaks for this rank now. Fails with the reason of
-  // `check`, or with the leader's failure: kMismatch on all if the leader sees another group.
+  // `check`, or with the leader's failure: kMismatch, on all, if the leader knows other members.
   Result<bool> join_leader(const LocalEntry& own, const GiveUpCheck& check,
                            const Deadline& deadline);
-  // The leader's next message: kTable or kVerdict. Fails with the cause for which all give up. If
-  // `check` has a reason, tells it to the leader, which has a second to send the first cause.
-  // kPeerDied if the leader has ended, kTimeout soon after the deadline.
+  // Waits for the leader's next message, kTable or kVerdict. Fails with the cause that the leader
+  // sends. If `check` fails, tells its reason to the leader, and fails with that reason if the
+  // leader sends nothing within a second. kPeerDied if the leader has ended, kTimeout soon after
+  // the deadline.
   Result<LocalMessage> await(const GiveUpCheck& check, const Deadline& deadline);
   void report(const std::string& text);
   // Call instead of report(). Returns the failure that all raise, or the table of a meeting that

@@ -8,7 +8,7 @@ namespace dscomm {
 
 LocalRanks local_ranks_of_launcher(int rank, int size, const std::string& group) {
   const std::optional<TorchrunWorker> worker = torchrun_worker();
-  // A worker may have started processes that form other groups.
+  // Processes that a worker has started inherit its variables, but may form other groups.
   if (!worker || worker->rank != rank || worker->world_size != size) return {};
   const int first = rank - worker->local_rank, count = worker->local_world_size;
   if (worker->local_rank < 0 || count <= worker->local_rank || first < 0 || first + count > size)

@@ -39,13 +39,13 @@ constexpr int64_t kPutEveryNs = 1'000'000'000;
 // If a rank finds a failure in the store when it comes, the failure may be of an attempt in which
 // this rank failed, too: rank 0 gets this long to remove the failure.
 constexpr int64_t kClosedNs = 2'000'000'000;
-// A leader waits this long, for each level above it, for its parent's table, and then reads the
-// store. A parent waits kChildrenLimit for its children.
+// In the relay tree, a leader at depth d waits d * kParentLimit for its parent's table, and then
+// reads the store. A parent waits kChildrenLimit until its children have the table.
 constexpr milliseconds kParentLimit{1'000}, kChildrenLimit{2'000};
 // Most bytes of a peer's table, per rank. An entry with many networks takes some kilobytes.
 constexpr size_t kMostEntryBytes = 65536;
-// The limit to wait for a restarted process without torchrun: restarts are rare then, and an
-// unlimited wait would hide a crash.
+// Without torchrun, the limit to wait for the successor of a process that has ended: restarts are
+// rare then, and an unlimited wait would hide a crash.
 constexpr int64_t kRestartWaitNs = 5'000'000'000;
 
 const std::string kTrouble = "trouble", kClosed = "closed";
@@ -275,7 +275,7 @@ void Modex::begin() {
 }
 
 void Modex::decline(const Status& cause) {
-  // Notes a later time, because rank 0 gives up for this cause a little later.
+  // Notes a time some seconds ahead: rank 0 puts this cause under `closed` a little later.
   failures().note(request_, kRestartWaitNs);
   if (nonce_ == 0) static_cast<void>(make_random(&nonce_));
   // The store's answers do not matter: this rank raises its cause anyway.
@@ -311,7 +311,7 @@ Result<Modex::Table> Modex::decide() {
   if (!status.ok()) return give_up(status);
   if (has_trouble_) remove(kTrouble);  // of an earlier attempt
   Packer table;
-  std::vector<std::string> relays;  // of the entry owners; only their children need them
+  std::vector<std::string> relays;  // addresses, by owner; not in the table: children get them
   table.number(entry_owners_.size());
   for (int rank : entry_owners_) {
     Entry& entry = seen_[static_cast<size_t>(rank)];
@@ -349,8 +349,8 @@ Status Modex::collect() {
     const bool passes = expected_.empty() || is_over || monotonic_ns() >= pass_ns;
     if (passes) pass_ns = monotonic_ns() + kPassEveryNs;
     bool is_whole = passes;
-    // Reads in rank order up to the first missing entry, so that an iteration asks for only one key
-    // that is missing. Entries that exist, but are not settled, are awaited in parallel.
+    // Reads in rank order up to the first missing entry, so that a pass asks for only one missing
+    // key. An entry that exists, but does not count yet (see is_settled()), does not end the pass.
     for (int rank = 0; passes && rank < request_.size; ++rank) {
       if (taken_by[static_cast<size_t>(rank)] >= 0) continue;
       DSCOMM_ASSIGN_OR_RETURN(bool there, take_entry_of(rank, &taken_by));
@@ -375,7 +375,7 @@ Status Modex::collect() {
   }
 }
 
-// Reads all expected entries in one request. One by one, rank 0's time would grow with the hosts.
+// Reads the expected entries in one request, once all exist: one for each would slow rank 0.
 Status Modex::fetch() {
   if (expected_.empty()) return {};
   std::vector<std::string> keys;
@@ -414,8 +414,8 @@ Result<bool> Modex::take_entry_of(int rank, std::vector<int>* taken_by) {
   return is_there;
 }
 
-// Whether no other entry speaks for one of these ranks. Such an entry may be left from an ended
-// process, so it is removed. A live process puts it again within kObjectionNs: then kMismatch.
+// Whether only the entry of `owner` speaks for the ranks in `bodies`. Removes another entry, which
+// may be left from an ended process. kMismatch if a live one puts it again within kObjectionNs.
 Result<bool> Modex::is_sole_entry_of(const std::map<int, MemberEntry>& bodies, int owner,
                                      std::vector<int>* taken_by) {
   bool is_sole = true;
@@ -447,7 +447,7 @@ Status Modex::listen(milliseconds pause, const Deadline& deadline) {
   return {};
 }
 
-// Whether the entry of `rank`, as last read, counts; or its fault, if that is certain.
+// Whether the entry of `rank`, as last read, counts. Fails with its fault, if that is certain.
 Result<bool> Modex::is_settled(int rank) {
   const Entry& entry = seen_[static_cast<size_t>(rank)];
   if (rank == 0 && entry.nonce != nonce_) return conflict(entry);
@@ -487,7 +487,7 @@ Status Modex::ask_caller() {
   return formed;
 }
 
-// Finds a rank that cannot take part before all others have come.
+// Fails if a rank has said, by the key `trouble` and its entry, that it cannot take part.
 Status Modex::check_failed_ranks() {
   DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(key(kTrouble)));
   if (!found) return {};
@@ -514,7 +514,7 @@ Status Modex::give_up(const Status& cause) {
     remove_entry(rank);
     answer(entry.nonce, cause);
     if (!is_stale(entry.time_ns)) continue;
-    // The process of this entry may have ended; its successor is still to come.
+    // The process of this entry may have ended. Then its successor must still be told.
     have_entry[static_cast<size_t>(rank)] = false;
     for (const auto& [covered, body] : entry.bodies)
       if (covered > 0 && covered < request_.size) have_entry[static_cast<size_t>(covered)] = false;
@@ -582,7 +582,7 @@ Result<Modex::Table> Modex::follow() {
       reason =
           make_status(Code::kTimeout, "timed out after {} waiting for {}", deadline_.timeout_text(),
                       who.empty() ? "rank 0, which has stopped or ended" : who);
-      // A rank that arrives later fails at once instead of waiting for this one.
+      // If rank 0 arrives later, it fails at once instead of waiting for this rank.
       static_cast<void>(put(make_status(Code::kTimeout, "rank {} gave up before: {}", request_.rank,
                                         reason.message())));
     } else if (is_closed_ || is_formed_) {  // rank 0 reads no more entries
@@ -739,7 +739,7 @@ Status Modex::check_own_entry() {
   return entry.nonce == nonce_ ? Status() : conflict(entry);
 }
 
-// Excuses ranks that speak for themselves, although this rank was to speak for them.
+// Stops waiting for ranks that speak for themselves, although this rank was to speak for them.
 Status Modex::check_awaited() {
   if (local_ == nullptr || monotonic_ns() < recheck_ns_) return {};
   recheck_pause_ns_ = std::min(2 * recheck_pause_ns_, kPutEveryNs);
@@ -748,7 +748,7 @@ Status Modex::check_awaited() {
   for (int rank : awaited) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
     if (!there) continue;
-    // An old entry may be of a rank that began before this process, and has waited since.
+    // An entry older than this process may be of a live rank: it counts after kRestartWaitNs.
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!is_stale(entry.time_ns) || monotonic_ns() - entry.since_ns >= kRestartWaitNs)
       local_->stop_awaiting(rank);
@@ -758,7 +758,7 @@ Status Modex::check_awaited() {
 
 // Reports that two live processes claim this rank of the group.
 Status Modex::conflict(const Entry& other) {
-  // For the default group, no rank passes members.
+  // The default group is made without a list of members.
   const std::string advice =
       other.members.empty() && request_.members.empty()
           ? "; start one process for each rank, and give each job a store of its own"
@@ -797,7 +797,7 @@ std::vector<bool> Modex::ranks_with_entries() {
   return have;
 }
 
-// "rank 2, rank 5": the ranks without a valid entry. A rank that timed out did arrive.
+// "rank 2, rank 5": the ranks without a valid entry, except those that came and timed out.
 std::string Modex::missing() {
   std::vector<bool> have = ranks_with_entries();
   std::string text;

@@ -7,11 +7,11 @@
 // believes only a table that contains its own entry. If the process of an entry has ended, its
 // successor replaces the entry, and rank 0 gathers anew.
 //
-// Keys below the prefix, where k is a rank in the group; all are removed when the meeting is over:
+// Keys below the prefix, where k is a rank in the group; all are removed once the group has formed:
 //   entry/k     the entry of rank k, and of those for which it speaks, or its failure
 //   claims/k    the number of writes to entry/k
-//   to/<nonce>  rank 0's answer to that entry: the meeting's id and the rank's RelayNode, or its
-//               failure
+//   to/<nonce>  rank 0's answer to the entry with this nonce: the meeting's id and the rank's
+//               RelayNode, or rank 0's failure
 //   trouble     a rank whose entry is a failure
 //   closed      rank 0's failure, for ranks that arrive later
 //   <id>/table  the entries of all; missing if rank 0 speaks for all
@@ -64,11 +64,11 @@ class Modex {
   // Collective. If another meeting supersedes this one, all call it again. With `local`, this rank
   // speaks for the members of `local`, too, and passes the table on to them.
   Result<Table> gather(const MemberEntry& entry, LocalLeader* local = nullptr);
-  // Call instead of gather() on a rank with a leader: join_leader() returns whether it has one,
-  // follow() the table.
+  // Call instead of gather() on a rank that may have a leader: join_leader() returns whether one
+  // speaks for this rank. If so, follow() returns the table.
   Result<bool> join_leader(LocalMember& local, const LocalEntry& own);
   Result<Table> follow(LocalMember& local);
-  // A later message of the leader: the table of a meeting that superseded the last one.
+  // Reads a later message of the leader: the table of a meeting that superseded the last one.
   Result<Table> take_table(const LocalMessage& message);
 
   // Call instead of gather() if this rank cannot take part: the others soon raise `cause`.
@@ -81,10 +81,10 @@ class Modex {
   // kMismatch if another process has replaced the entry.
   Status remove_own_entry();
   // Call on rank 0, while it waits for the report of `rank`: whether the entry of `rank` in the
-  // table no longer counts. Asks the store now and then.
+  // table no longer counts. Asks the store only now and then, and returns false in between.
   bool is_superseded(int rank);
-  // Call on a rank that has the table and raises `cause`: tells the ranks whose entries are still
-  // there, because rank 0 may have died before it answered them.
+  // Call on a rank that has the table and raises `cause`: sends `cause` to the ranks whose entries
+  // are still in the store, because rank 0 may have died before it answered them.
   void fail_others(const Status& cause);
   // The cause that a member has put into its entry since the table was made, or OK.
   Status final_cause(int rank);
@@ -176,14 +176,14 @@ class Modex {
   uint64_t put_changes_ = 0;
   bool has_conflict_ = false;           // another process claims this rank
   bool has_trouble_ = false;            // rank 0 has read the key `trouble`
-  bool is_closed_ = false;              // the key `closed` exists, perhaps from an earlier attempt
+  bool is_closed_ = false;              // the key `closed` counts as rank 0's failure
   bool is_formed_ = false;              // the others have formed the group, without this rank
   std::map<int, int64_t> removed_ns_;   // when rank 0 removed the entry of that rank
-  std::vector<int> expected_;           // on rank 0: the other entry owners
-  std::map<int, std::string> fetched_;  // their entries, until they are read
+  std::vector<int> expected_;           // on rank 0: other owners, until fetch() finds all
+  std::map<int, std::string> fetched_;  // entries from fetch(), until read() uses them
   std::vector<Entry> seen_;             // by rank, as last read
   std::map<int, Entry> table_;          // by owner
-  std::vector<int> entry_owners_, owner_of_;  // of the table; the second by rank
+  std::vector<int> entry_owners_, owner_of_;  // of the table; owner_of_ is by rank
   std::string table_bytes_;
   std::vector<std::string> tables_;          // keys of rank 0's tables, including superseded ones
   std::optional<std::string> closed_first_;  // the value of `closed` when this rank came

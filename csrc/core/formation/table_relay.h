@@ -28,7 +28,8 @@ struct RelayNode {
   std::vector<int> children;  // their numbers
 };
 
-// The places of all leaders, by the results of listen(). Leaders without an address get none.
+// The positions of all leaders; addresses[k] is the result of leader k's listen(). If it is empty,
+// leader k is not in the tree.
 std::vector<RelayNode> relay_nodes(const std::vector<std::string>& addresses);
 
 // Used by one leader, on one thread.

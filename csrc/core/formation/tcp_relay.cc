@@ -42,7 +42,7 @@ std::string encode_table(std::string_view table, uint64_t meeting) {
   return bytes;
 }
 
-// Waits for one of these events, for at most one slice.
+// Waits for an event of `entries` until `until_ns` or `limit`, but at most kRelaySliceNs.
 Status wait_for(std::vector<pollfd>* entries, int64_t until_ns, const Deadline& limit) {
   const int64_t began_ns = monotonic_ns();
   const int64_t asked_ns =
@@ -105,7 +105,7 @@ Result<std::string> TcpRelay::fetch(const RelayNode& node, uint64_t meeting, siz
       .index(parent.global_rank)
       .fields(parent.pid, host, parent.host_name, parent.networks, invitation);
   if (!unpacker.whole()) return malformed;
-  // A rank that speaks for itself may be on its parent's host, and then has the same addresses.
+  // A rank that speaks for itself may be on its parent's host: then both members have one host.
   if (host == host_) parent.host = node.number;
   const std::string name = name_member(request.members, 0);
 

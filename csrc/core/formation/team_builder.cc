@@ -11,7 +11,7 @@
 namespace dscomm {
 namespace {
 
-// How long messages from before a cut may still be on their way.
+// How long a rank that is cut off from all others still waits for notices that they sent before.
 constexpr int64_t kCutOffGraceNs = 500'000'000;
 
 // Forms the Teams of one group. All steps are collective over the members.
@@ -128,7 +128,8 @@ class TeamBuilder {
                                 const Status& cause, uint64_t unfinished_call) {
       transport->detector().end(id, cause, unfinished_call);
     };
-    // A rank that is cut off is not told of ranks that die or give up, and may wait for one.
+    // A rank that is cut off from all others does not hear that a rank gave up, and may wait for
+    // that rank. So any death that this rank knows of then ends the wait.
     std::vector<int> in_transport;
     for (int rank : everyone) in_transport.push_back(transport_rank(rank));
     hierarchy.received_notice = [transport = result_.transport, id = team_id("hosts"),

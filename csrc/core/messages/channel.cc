@@ -18,7 +18,8 @@ constexpr size_t kLeastPieceBytes = 8192;
 constexpr size_t kMostPieceBytes = 32768;
 
 // A process has at most kFullPieceRings piece rings of full length: full rings for hundreds of
-// peers would take gigabytes. Later channels get kShortPieceRing; so do all if the arena is full.
+// peers would take gigabytes. Other channels get kShortPieceRing bytes, as do all for which the
+// arena has no room for a full ring.
 constexpr int kFullPieceRings = 8;
 constexpr size_t kShortPieceRing = 256 << 10;
 
@@ -38,7 +39,7 @@ constexpr size_t kPrefetchedPieceBytes = 32 << 10;
 // does not show how far apart the caches are.
 constexpr int64_t kFreshCellNs = 100'000;
 
-// A directory of more blocks is corrupt: it would have entries for 10^6 processes.
+// A directory of more blocks is corrupt: it would have entries for 2 million processes.
 constexpr int kMostBlocks = 65536;
 
 }  // namespace

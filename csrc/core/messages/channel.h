@@ -1,10 +1,11 @@
 // Channel: the two rings of cells, one per direction, between this process and another (or itself).
 //
-// A ring has one writer and one reader. The writer fills a cell and then numbers it. The reader
-// polls the number of the next cell, copies the cell out and counts it in `consumed`, half a ring
-// at a time. Each process writes only its own arena: the ring lies in the sender's, `consumed` in
-// the receiver's. The processes find each other's entries (ChannelEntry) in the channel directories
-// of their arenas, by arena id. A side without an entry has sent and consumed nothing.
+// A ring has one writer and one reader. The writer fills a cell and then stores its number. The
+// reader polls the number of the next cell, copies the cell out, and stores the count of copied
+// cells, `consumed`, every half ring. Each process writes only its own arena: the ring lies in the
+// sender's, `consumed` in the receiver's. The processes find each other's entries (ChannelEntry) in
+// the channel directories of their arenas, by arena id. A process without an entry for its peer has
+// sent it nothing and consumed nothing.
 //
 // A few bytes of data lie in the cell, beside its number; up to a page in the cell's buffer; more
 // in the piece ring. Buffers and piece ring are made when a message first needs them.
@@ -115,7 +116,7 @@ class Channel final : public CellChannel {
   bool their_cells_invalid_ = false;  // they lie outside the peer's memory
   const std::byte* their_buffers_ = nullptr;
   PieceRing their_pieces_;
-  size_t current_piece_ = 0;  // bytes in the piece ring of the cell from next_cell()
+  size_t current_piece_ = 0;  // bytes that the cell from next_cell() has in the piece ring
   uint64_t consumed_ = 0;
 };
 

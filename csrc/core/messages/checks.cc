@@ -1,4 +1,4 @@
-// PointToPoint: checks between slices of sleep whether waiting still makes sense ("looks").
+// PointToPoint: checks, between slices of sleep, whether waiting still makes sense.
 #include "core/base/format.h"
 #include "core/base/timeout_advice.h"
 #include "core/messages/state.h"
@@ -7,18 +7,18 @@
 namespace dscomm {
 namespace {
 
-// A look checks every member of every group with pending operations; the interval is that of the
-// first slice of a futex wait.
+// A check visits every member of every group with pending operations. The interval is as long as
+// the first slice of a futex wait.
 constexpr int64_t kCheckNs = 1'000'000;
-// A thorough look costs a system call for each member.
+// A thorough check costs a system call for each member.
 constexpr int64_t kThoroughCheckNs = 100'000'000;
 
-// A look that is this late shows that the process did not run.
+// A check that is this late shows that the process did not run.
 constexpr int64_t kLostTimeNs = 1'000'000'000;
 
 }  // namespace
 
-// Looks, if the last look is old enough or a deadline has passed.
+// Checks all groups, if the last check is old enough or a deadline has passed.
 void PointToPoint::check_when_due(FinishedTransfers* finished) {
   int64_t now = monotonic_ns();
   if (now < last_check_ns_ + kCheckNs && now < next_deadline_ns_) return;
@@ -35,9 +35,10 @@ void PointToPoint::check_when_due(FinishedTransfers* finished) {
 }
 
 // Adds time in which this process did not run (stopped, or the machine suspended) to the deadlines
-// of pending operations. While operations are pending, a look follows each slice of sleep.
+// of pending operations. While operations are pending, a check follows each slice of sleep, so a
+// check that is late shows such time.
 void PointToPoint::extend_deadlines(int64_t now) {
-  if (slice_ns_ == 0) return;  // then looks are irregular
+  if (slice_ns_ == 0) return;  // then checks are irregular
   const int64_t lost_ns = now - (last_check_ns_ + slice_ns_);
   if (lost_ns < kLostTimeNs) return;
   for (auto& [number, port] : ports_)

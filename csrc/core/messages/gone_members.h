@@ -1,8 +1,8 @@
 // Finds the sends and receives that can never complete, because members have died or left.
 // Peer::alive() detects a death on this host, the failure detector one on another host.
 //
-// Messages from before a member went still count: a receive goes on while the channel may hold a
-// message of that member, and a receive from any source while another member can still send.
+// Messages that a member sent before it went still count. So a receive from that member goes on
+// while the channel may hold one; a receive from any source also while another member can send.
 #pragma once
 
 #include <optional>

@@ -1,9 +1,9 @@
 // The memory layout of the channels in the arenas: a contract between processes.
 //
-// As in core/shm/mailbox/layout.h, only the owner of an arena writes it, and data that two
-// processes touch is either an atomic, whose comment names the access that it pairs with, or plain
-// memory that is written before such an atomic is stored and read after it is loaded. In a Dekker
-// pair, each side stores its word, then loads the other's: at least one sees the other's store.
+// As in core/shm/mailbox/layout.h, only the owner of an arena writes it. Data that two processes
+// touch is an atomic, whose comment names the access that it pairs with, or plain memory. Plain
+// memory is written before such an atomic is stored, and read after that atomic is loaded. In a
+// Dekker pair, each side stores its word, then loads the other's: at least one sees the other's.
 #pragma once
 
 #include <atomic>
@@ -84,8 +84,8 @@ struct PieceRing {
   }
 };
 
-// The channel directory is a chain of blocks that only grows. A block is larger than a page so that
-// the arena never makes one from a mailbox (Mailbox), which former members may still read.
+// The channel directory is a chain of blocks that only grows. A block is larger than a page, so the
+// arena never reuses a released Mailbox for it, a page that former members may still read.
 inline constexpr size_t kChannelBlockBytes = 2 * kPageBytes;
 inline constexpr size_t kChannelsPerBlock =
     (kChannelBlockBytes - kLinePairBytes) / sizeof(ChannelEntry);

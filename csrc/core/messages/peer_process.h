@@ -39,7 +39,7 @@ class CellChannel {
   // Allocates the memory that cells of a message of this length need, if it is missing: about
   // channel_bytes for buffers. kResource if memory is short.
   virtual Status open(size_t channel_bytes, uint64_t message_bytes) = 0;
-  // Bytes in each cell but the last of a message of this length. Requires open().
+  // Data bytes in each cell of a message of this length, except the last. Requires open().
   virtual size_t cell_bytes(uint64_t message_bytes) const = 0;
   // Whether the peer reads cells in the sender's memory, so that a published cell has arrived.
   virtual bool is_direct() const { return false; }
@@ -62,8 +62,8 @@ class CellChannel {
   virtual Result<std::optional<ArrivedCell>> next_cell() = 0;
   // The word that next_cell() polls, for a thread that waits only for it; null if unknown.
   virtual CellFlag next_flag() { return {}; }
-  // Gives the cell of next_cell() back to the peer; `at_once`: the peer waits for that. Returns
-  // whether the peer sleeps, so that the caller must ring its doorbell.
+  // Gives the cell of next_cell() back to the peer: now if `at_once`, else perhaps with later ones.
+  // Returns whether the peer sleeps, so that the caller must ring its doorbell.
   virtual bool consume(bool at_once) = 0;
   // The data of a message in the peer's tensor pool; null if it is out of bounds, or this process
   // cannot read the pool.

@@ -119,8 +119,8 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
     }
     if (!finished.empty()) deliver(std::move(finished));
     if (received != FastPath::kNotYet) break;
-    // Poll without the mutex, because the group's endpoint keeps the word's memory mapped. Relaxed:
-    // next_cell() loads the word again.
+    // Polls without the mutex. That is safe, because `group` keeps the word's memory mapped.
+    // Relaxed: next_cell() loads the word again.
     while (flag.word->load(std::memory_order_relaxed) != flag.value &&
            ++pauses <= group->wait.spin_pauses)
       pause_core();
@@ -256,7 +256,7 @@ PointToPoint::FastPath PointToPoint::try_receive(const GroupPtr& group, void* da
   return FastPath::kDone;
 }
 
-// Continues a call as an operation that began without one.
+// Makes a pending operation of a call that began without one, in try_send() or try_receive().
 void PointToPoint::continue_as_operation(Port& port, const TransferPtr& transfer,
                                          FinishedTransfers* finished) {
   port.pending.insert(transfer);
@@ -287,7 +287,7 @@ void PointToPoint::close_port(uint32_t number) {
       if (status.ok() && port.group != nullptr) {
         const PointToPointGroup& group = *port.group;
         status = group.failure();
-        // A peer may be reading the memory of a send: end the group before the caller goes on.
+        // A peer may be reading a send's memory: end the group before the caller can free it.
         for (const auto& [id, connection] : connections_)
           for (const auto& [cell, transfer] : connection->read_in_place)
             if (transfer->port == number)
@@ -300,7 +300,7 @@ void PointToPoint::close_port(uint32_t number) {
       ports_.erase(found);
     }
     drop_dead_channels();
-    // Tells receivers of half-sent messages that no more comes. If a ring is full, the worker does.
+    // Tells receivers of half-sent messages that no more comes: the worker does if a ring is full.
     progress(&finished);
     if (has_work() && helpers_ == 0) unpark_worker();
   }
@@ -343,7 +343,7 @@ void PointToPoint::deliver(FinishedTransfers finished) {
     Operation::call_back(callbacks[k], finished[k].second);
 }
 
-// From now on this process reads all that members send, also while it waits for something else.
+// Connects to all members: from now on, each progress() reads what they have sent.
 void PointToPoint::connect_members(Port& port) {
   if (!port.connections.empty()) return;
   const PointToPointGroup& group = *port.group;
@@ -429,7 +429,7 @@ Status PointToPoint::start_receive(Port& port, const TransferPtr& transfer,
 // Makes sure that a pending operation completes or fails in time.
 Status PointToPoint::register_pending(const TransferPtr& transfer) {
   const int64_t now = monotonic_ns();
-  if (pending_count_ == 1) last_check_ns_ = std::max(last_check_ns_, now - 1);  // none was due yet
+  if (pending_count_ == 1) last_check_ns_ = std::max(last_check_ns_, now - 1);  // no check was due
   transfer->end_ns = now + transfer->timeout_ms * 1'000'000;
   next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);
   // Without slices, a sleeping thread would not notice an earlier deadline.

@@ -201,7 +201,7 @@ class PointToPoint {
   const size_t channel_bytes_;
   const uint64_t unexpected_bytes_;
   const int64_t in_place_bytes_;  // DSCOMM_IN_PLACE_BYTES
-  const int64_t slice_ns_;        // 0: until woken
+  const int64_t slice_ns_;        // limit of a sleep; 0: none
 
   std::mutex mutex_;  // guards everything below
   ChannelDirectory directory_;

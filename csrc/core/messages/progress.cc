@@ -14,10 +14,10 @@ constexpr int kMostCellsInTurn = 2 * kRingCells;
 
 // How often a thread that waits for one peer polls the other peers without a doorbell, if no
 // message to or from them has begun. A poll is two system calls (8 B round trip inside a host, 2
-// ranks on each of 2 hosts, 2 cores: 50 us if polled all the time, 20 to 35 us now).
+// ranks on each of 2 hosts, 2 cores: 50 us if always polled, 20 to 35 us at this interval).
 constexpr int64_t kAskOthersEveryNs = 100'000;
 
-// Charge for a held message besides its data, so that empty messages are bounded, too.
+// A held message counts as this much more than its data, to limit empty messages, too.
 constexpr uint64_t kMessageOverheadBytes = 256;
 
 // The most bytes of an in-place message that one pass copies, so that others get their turn.
@@ -230,7 +230,7 @@ PointToPoint::MessagePtr PointToPoint::store_unexpected(Port& port, MessagePtr m
     if (!has_room(message->bytes)) return nullptr;
   }
   message->heap.reset(new (std::nothrow) std::byte[std::max<uint64_t>(message->bytes, 1)]);
-  if (message->heap == nullptr) return nullptr;  // like an exhausted limit
+  if (message->heap == nullptr) return nullptr;  // the cell stays in the ring, as without room
   message->charge = message->bytes + kMessageOverheadBytes;
   unexpected_used_ += message->charge;
   port.matching.hold(message);
@@ -248,7 +248,7 @@ void PointToPoint::end_abandoned(const MessagePtr& message, FinishedTransfers* f
     if (Status cause = port->group->failure(); !cause.ok()) {
       fail_group(*port, cause, finished);
     } else {
-      // Not the failure yet: the root cause may be on its way, or lost with a dead process.
+      // Does not fail the group yet: the root cause may be on its way, or lost with a dead process.
       port->set_pending_cause(make_status(Code::kAborted, "{}: {} gave up its send half-way",
                                           receive->describe(),
                                           receive->group->name_member(message->source)));

@@ -69,7 +69,7 @@ class PointToPoint::Transfer final : public Operation {
 
   std::shared_ptr<void> keep;
   int64_t end_ns = INT64_MAX;
-  uint64_t sent_bytes = 0;  // of a send: bytes in cells
+  uint64_t sent_bytes = 0;  // of a send: bytes put into cells so far
   int came_from = -1;       // of a receive: the source rank
   int waiting_threads = 0;
   std::optional<uint64_t> pool_offset;  // of a send that the peer reads in place
@@ -146,8 +146,8 @@ struct PointToPoint::Connection {
 
   std::deque<TransferPtr> outgoing;
   uint64_t sent_messages = 0;
-  bool begun = false;                  // the first of `outgoing` has published a cell
-  bool must_report_abandoned = false;  // that message was given up; a cell must tell the peer
+  bool begun = false;                  // a cell of outgoing.front() was published
+  bool must_report_abandoned = false;  // a cell must tell the peer of a given-up send
   uint64_t abandoned_group = 0;
   uint32_t abandoned_port = 0;
 
@@ -155,7 +155,8 @@ struct PointToPoint::Connection {
   // given back since the connection began reaches the number beside it.
   std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
-  // When the connection was last polled for cells (0: some moved), and in_flight() at that time.
+  // When the connection was last polled for cells (0: cells moved then, so poll again at once), and
+  // the channel's in_flight() then.
   int64_t polled_ns = 0;
   bool in_flight = false;
 

@@ -147,7 +147,7 @@ PointToPoint::FinishedTransfers PointToPoint::sleep_once(std::unique_lock<std::m
       const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
       const bool polled = polled_count_ > 0;
       polled_slice_ns_ = next_polled_slice();
-      // Leaves the sockets out if all their cells stay unread: their data ends every sleep at once.
+      // Leaves the sockets out if all their cells stay unread: that data would end every sleep.
       SocketSleep* far_sockets = some_are_polled_ ? remote_sockets_.get() : nullptr;
       asleep_ = true;
       lock.unlock();
@@ -167,7 +167,7 @@ PointToPoint::FinishedTransfers PointToPoint::sleep_once(std::unique_lock<std::m
   return finished;
 }
 
-// Whether anything moved or completed.
+// Makes progress, several times if a peer has no doorbell. Returns whether there was any.
 bool PointToPoint::progress_before_sleep(FinishedTransfers* finished) {
   for (int polls = 1;; ++polls) {
     if (progress(finished) || !finished->empty()) return true;
@@ -203,7 +203,7 @@ void PointToPoint::work() {
       worker_wake_.wait_for(lock, kWorkerTick, [this] { return stopping_; });
       continue;
     }
-    // Ended by the next pending operation, or by the last helper that leaves work behind.
+    // Unparked by the next pending operation, or by the last helper if it leaves work behind.
     worker_parked_ = true;
     worker_wake_.wait(lock, [this] { return stopping_ || !worker_parked_; });
     idle_ticks = 0;

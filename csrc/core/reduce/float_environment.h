@@ -46,7 +46,7 @@ inline constexpr FloatControl kRoundingBits = 3u << 22;
 // Exception flags that are raised within its lifetime stay raised, as after any arithmetic.
 //
 // The compiler may move arithmetic across the change of the register, but not out of a function
-// that it does not inline. So call a noinline kernel under a guard; write no arithmetic there.
+// that it does not inline. So call a noinline kernel under a guard; do no arithmetic in its scope.
 class ScopedFloatEnvironment {
  public:
   ScopedFloatEnvironment() : saved_(read_float_control()) {

@@ -60,7 +60,7 @@ inline uint16_t float16_from_float(float value) {
   } else if (magnitude >= kTwoToThe16) {
     rounded = 0x7c00;
   } else if (magnitude >= kSmallestNormal) {
-    // A carry from the fraction correctly enters the exponent; the largest value becomes infinity.
+    // A carry from the fraction correctly enters the exponent; from 65520 on, this gives infinity.
     rounded = shift_right_to_nearest_even(magnitude - kRebias, 13);
   } else {
     // Denormals are multiples of 2^-24; the value is significand * 2^(exponent - 150). Anything

@@ -40,8 +40,9 @@ inline ReduceOp bitwise_op_of_bool(ReduceOp op) {
   }
 }
 
-// The scalar twin. reduce() uses it where a vector kernel is not worth its code size: products of
-// 8-bit, 64-bit and complex elements, and processors without any of the supported instruction sets.
+// The scalar twin. reduce() uses it where a vector kernel is not worth its code size: for products
+// of complex numbers and of 8-bit and 64-bit integers, and on processors without any of the
+// supported instruction sets.
 // The caller must hold a ScopedFloatEnvironment; noinline keeps the arithmetic inside its scope.
 [[gnu::noinline]] void reduce_elements(const Operands& operands, const Reduction& reduction,
                                        int divisor);

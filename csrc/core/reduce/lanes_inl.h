@@ -1,8 +1,8 @@
 // Loads and stores vectors of each dtype: the vector counterpart of the Elements in
 // reduce_scalar.cc. Included once per instruction set, hence the unusual include guard.
 //
-// D is the tag of a vector of accumulators. A dtype narrower than its accumulator is loaded in
-// vectors of as many elements, hence fewer bytes; no bytes beyond those elements are accessed.
+// D is Highway's tag (type and lanes) of a vector of accumulators. A dtype narrower than its
+// accumulator is loaded one element per lane, hence fewer bytes; no bytes after them are accessed.
 #if defined(DSCOMM_CORE_REDUCE_LANES_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSCOMM_CORE_REDUCE_LANES_INL_H
 #undef DSCOMM_CORE_REDUCE_LANES_INL_H
@@ -170,7 +170,7 @@ struct Float16Lanes {
 
     const auto number = hn::Add(shifted, hn::Set(du32, (127 - 15) << 23));
     const auto infinity_or_nan = hn::Or(shifted, hn::Set(du32, 0x7f800000));
-    // A denormal's bits as the fraction give 2^-14 plus the denormal. Then 2^-14 is subtracted.
+    // Putting a denormal's bits into the fraction of 2^-14 adds the denormal. Then subtracts 2^-14.
     const auto smallest_normal = hn::Set(du32, (127 - 14) << 23);
     const auto enlarged = hn::BitCast(d, hn::Or(shifted, smallest_normal));
     const auto denormal = hn::BitCast(du32, hn::Sub(enlarged, hn::BitCast(d, smallest_normal)));
@@ -195,7 +195,7 @@ struct Float16Lanes {
     const auto clamped = hn::Min(magnitude, two_to_the_16);
     const auto rebiased = hn::Sub(clamped, hn::Set(du32, (127 - 15) << 23));
     const auto number = shift_right_to_nearest_even<13>(du32, rebiased);
-    // Adding 0.5 rounds: the last bit of a number between 0.5 and 1 is 2^-24, as is a denormal's.
+    // Adding 0.5 rounds: floats in [0.5, 1) are multiples of 2^-24, as float16 denormals are.
     const auto half = hn::Set(d, 0.5f);
     const auto above_half = hn::Add(hn::Abs(value), half);
     const auto denormal = hn::Sub(hn::BitCast(du32, above_half), hn::BitCast(du32, half));

@@ -143,7 +143,7 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
 }
 
 // Two sources are the common case (two ranks, or one step of a tree) and get code without a loop
-// over sources. For all that the compiler knows, dst could overwrite their pointers: copy these.
+// over sources. Copies their pointers, as the compiler must assume that stores to dst change them.
 template <class Lanes, class Operator>
 HWY_NOINLINE void reduce_with(const Operator& op, const Operands& operands) {
   if (operands.n == 2) {
@@ -215,7 +215,7 @@ void reduce_integers(const Operands& operands, const Reduction& reduction, int d
     case ReduceOp::kSum:
       return reduce_with<Wrapping>(Sum{}, operands);
     case ReduceOp::kProduct:
-      // Processors multiply only vectors of these widths.
+      // Not all processors multiply vectors of elements of other widths.
       if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
         return reduce_with<Wrapping>(Product{}, operands);
       } else {

@@ -19,10 +19,10 @@
 
 namespace dscomm {
 
-// dst[i] = op(sources[0][i], ..., sources[n-1][i]) for i < count. n >= 1; n == 1 copies, and
-// applies AVG's division and PREMUL_SUM's factor. dst may equal any of the sources; no other
-// overlap is allowed. Pointers may be unaligned. The reduction must have passed check_reduction().
-// Only AVG uses divisor.
+// dst[i] = op(sources[0][i], ..., sources[n-1][i]) for i < count. n >= 1; n == 1 copies, but still
+// applies AVG's division and PREMUL_SUM's factor, and makes bool 0 or 1. dst may equal any of the
+// sources; no other overlap is allowed. Pointers may be unaligned. The reduction must have passed
+// check_reduction(). Only AVG uses divisor.
 void reduce(void* dst, const void* const* sources, int n, size_t count, const Reduction& reduction,
             int divisor);
 

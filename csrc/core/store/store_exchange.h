@@ -1,9 +1,9 @@
 // StoreExchange: how ranks agree through the store. In each step every rank publishes a value, rank
 // 0 decides, and all read the same decision.
 //
-// The first failure wins: a rank that cannot go on publishes its cause under a key that all ranks
-// check while they wait, and before they believe a failure notice. Values are removed once they
-// have been read, so a successful exchange leaves nothing in the store.
+// The first failure wins: a rank that cannot go on publishes its cause under a key. All ranks read
+// that key while they wait, and before they give up for another reason. Values are removed once
+// they have been read, so a successful exchange leaves nothing in the store.
 #pragma once
 
 #include <functional>
@@ -64,7 +64,7 @@ class StoreExchange {
   // Whether a rank has published a failure, and this rank has read it.
   bool has_read_failure() const { return has_read_failure_; }
 
-  // On rank 0, while it waits: makes all ranks begin again, in another exchange. Their steps fail.
+  // On rank 0, while it waits: fails the step on all ranks, which then begin another exchange.
   void restart_all();
   bool is_restarted() const { return is_restarted_; }
 
