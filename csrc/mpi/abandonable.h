@@ -17,7 +17,8 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
                        const GiveUpCheck& check);
 
 // Returns the reason for `refused`, an error of MPI. A broken connection is often the first sign of
-// a death, so polls `check` for a moment, not beyond `end`. Returns `refused` if `check` stays OK.
+// a death, so polls `check` for 0.4 s, but not beyond `end`, and returns its first failure. If
+// `check` stays OK, returns append_first_death(refused).
 Status reason_or(const Status& refused, const Deadline& end, const GiveUpCheck& check);
 
 }  // namespace dscomm

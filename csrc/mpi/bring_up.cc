@@ -158,7 +158,7 @@ class BringUp {
   Status agree_on_plan() {
     MpiMemberEntry entry = own_entry(request_.rank);
     start_->describe(&entry);
-    // Ranks with and without persistent collectives cannot work together, so their versions differ.
+    // Ranks with and without persistent collectives cannot work together: make versions differ.
     if (!PersistentAllReduce::available()) entry.mpi_version += " without persistent collectives";
     Result<std::string> plan = exchange_.agree(
         "plan", pack(entry), [this](const std::vector<std::string>& said) -> Result<std::string> {
@@ -320,7 +320,7 @@ class BringUp {
 
   static int create(const std::vector<int>& ranks, bool ours, MPI_Comm* comm) {
     if (ours) return create_communicator(MPI_COMM_WORLD, ranks, kGroupTag, comm);
-    // The program keeps its own error handler.
+    // Replaces the program's error handler only during this call.
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -1,10 +1,11 @@
 // Bring-up: makes the members of a transport one MPI job, however they were started.
 //
 //   1. Every rank publishes its host and the state of its MPI.
-//   2. Rank 0 collects these and publishes the plan: MPI is initialised already (by mpi4py, say), a
-//      launcher has prepared it (mpirun, srun --mpi=pmix, flux), or dscomm starts it.
-//   3. All ranks call MPI_Init_thread.
-//   4. Rank 0 collects and publishes all ranks in MPI_COMM_WORLD; the members make a communicator.
+//   2. Rank 0 collects these and publishes the plan. It tells which of three cases applies: MPI is
+//      initialised already (by mpi4py, say), a launcher has prepared it (mpirun, srun --mpi=pmix,
+//      flux), or dscomm starts it.
+//   3. All ranks call MPI_Init_thread, unless MPI is initialised already.
+//   4. Rank 0 publishes all members' ranks in MPI_COMM_WORLD. The members make a communicator.
 //
 // A rank that fails puts the reason into the store, and all others soon fail with this reason.
 #pragma once
@@ -38,12 +39,11 @@ class MpiWorld {
   // too. MPI returns its errors. Never freed.
   MPI_Comm comm() const { return comm_; }
 
-  // Ends MPI as its origin requires, when no thread calls MPI any more:
+  // Call it when no thread calls MPI any more. Ends MPI as its origin requires:
   //   kDscomm: nothing; MPI_Finalize would wait for the other hosts, and exiting without it is
   //     clean.
-  //   kLauncher: MPI_Finalize, unless MPI has given up: the launcher takes an exit without
-  //     MPI_Finalize for a crash and ends the job. Waits for all ranks of the job, up to the
-  //     deadline.
+  //   kLauncher: MPI_Finalize, because the launcher takes an exit without it for a crash and ends
+  //     the job. Waits for all ranks of the job, up to the deadline. Nothing if MPI has given up.
   //   kProgram: nothing; the program finalises MPI.
   // Returns soon after the deadline at the latest. Idempotent.
   void leave(const Deadline& deadline);

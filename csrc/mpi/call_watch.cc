@@ -24,13 +24,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{50};
 constexpr int kTicks = 16;
-// For a call without a known deadline.
+// After so many ticks a call without a known deadline may be left.
 constexpr int kTicksWithoutDeadline = 100;
 // If a call mostly makes system calls, such as Open MPI 4's loop that prints "invalid connection
 // state", a signal rarely interrupts it outside the C library. So after this many ticks, and from
-// the second signal on, it is also left just after a system call. It may then hold a lock of
-// malloc's, but would otherwise hang. 1.5 s, because a rank must notice a death on another host
-// within 2 s.
+// the second signal on, its thread also leaves it inside the C library, just after a system call.
+// The thread may then hold a lock of malloc's, but would otherwise hang. 1.5 s, because a rank must
+// notice a death on another host within 2 s.
 constexpr int kPatientTicks = 30;
 // CPU time in one call that counts as hanging. A healthy call moves a chunk of a few MiB.
 constexpr int64_t kBusyNs = 400'000'000;
@@ -162,7 +162,8 @@ struct Seen {
   int64_t cpu_at_first_ns = 0;
 };
 
-// Once MPI has given up in one thread, other threads may wait for locks of that thread.
+// Whether the deadline of a hanging call has passed, or does not count. It does not count once MPI
+// has given up in one thread, because other threads may wait for locks of that thread.
 bool is_late(const guard::Calls& calls, int ticks) {
   if (watches_closely.load(std::memory_order_relaxed) || mpi_gave_up()) return true;
   const int64_t deadline_ns = calls.deadline_ns.load(std::memory_order_relaxed);

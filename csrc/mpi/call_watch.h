@@ -5,9 +5,10 @@
 // host were killed during large sums, 1 of 3 runs in which a connection was reset); in MPICH, a
 // message to a rank that has left retries its connection for ever.
 //
-// A watch thread checks running calls. A call that has slept for 800 ms, or computed for 400 ms, is
-// left once its deadline has passed. It is left before the deadline if a death is known, if MPI has
-// given up, or if MPICH has connected all ranks. A signal makes its thread jump back to guarded().
+// A watch thread checks running calls. A call counts as hanging if it has run for at least 800 ms,
+// and has slept for the last 800 ms or used 400 ms of CPU time. Once its deadline has passed, a
+// signal makes its thread leave it: the thread jumps back to guarded(). The deadline does not count
+// if a death is known, if MPI has given up, or if MPICH has connected all ranks.
 #pragma once
 
 #include <pthread.h>
@@ -37,13 +38,14 @@ struct Calls {
   // Incremented when a watched call begins and ends: odd while a call runs. Relaxed: the watch only
   // compares it with the number of the previous tick, and may see a change one tick late.
   std::atomic<uint64_t> number{0};
-  // The number of the call to leave, and where the signal may interrupt it: anywhere, outside the C
-  // library (whose locks the call may hold), or also in it just after a system call. The watch's
-  // release stores, before it sends the signal, pair with the signal handler's acquire loads.
+  // The number of the call to leave, and where the signal may interrupt it: anywhere; only outside
+  // the C library, whose locks the call may hold; or outside it and, inside it, just after a system
+  // call. The watch's release stores, before it sends the signal, pair with the signal handler's
+  // acquire loads.
   std::atomic<uint64_t> to_leave{0};
   enum Where { kAnywhere, kOutsideLibc, kAlsoAfterSystemCalls };
   std::atomic<Where> from{kAnywhere};
-  // Deadline of the wait that makes the calls, in monotonic_ns(); 0: unknown. Relaxed, as `number`.
+  // Deadline of the running call, as a time of monotonic_ns(); 0: unknown. Relaxed, as `number`.
   std::atomic<int64_t> deadline_ns{0};
   int depth = 0;       // nested guarded() calls
   sigjmp_buf way_out;  // of the outermost guarded()
@@ -56,7 +58,7 @@ struct Calls {
 };
 Calls& calls_of_thread();
 
-// While this object lives, the thread's calls have this deadline.
+// While this object lives, the MPI calls of its thread have the constructor's deadline.
 class CallDeadline {
  public:
   explicit CallDeadline(const Deadline& deadline)

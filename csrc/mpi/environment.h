@@ -15,12 +15,12 @@ std::string environment_value(const std::string& name);
 // The whole environment, for a new program.
 char** whole_environment();
 
-// Restores the environment when destroyed, because the variables that this object and the starting
-// MPI have set would make a child process believe that it is a rank. Like setenv(), not safe while
-// other threads read the environment.
+// Sets variables for a starting MPI. The destructor restores all variables with the constructor's
+// prefixes, because those that this object and MPI have set would make a child process believe that
+// it is a rank. Like setenv(), not safe while other threads read the environment.
 class EnvironmentForStart {
  public:
-  // `prefixes`: of the names that belong to MPI and its launchers. set() takes only such names.
+  // `prefixes`: of the names that belong to MPI and its launchers. Pass set() only such names.
   explicit EnvironmentForStart(std::vector<std::string> prefixes);
   ~EnvironmentForStart();
   EnvironmentForStart(const EnvironmentForStart&) = delete;

@@ -80,12 +80,12 @@ template <typename Call>
 int guarded(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;
   guard::Calls& calls = guard::calls_of_thread();
-  // sigsetjmp() returns again if the call is left. Only frames of MPI and of this file are skipped.
+  // A jump out of the call lands here. It skips only frames of MPI, of `call` and of this file.
   if (calls.depth == 0 && sigsetjmp(calls.way_out, /*savemask=*/0) != 0) return MPI_ERR_OTHER;
   return guard::call_inside(calls, true, call);
 }
 
-// Like guarded(), for calls that wait for other ranks, on a thread that can be abandoned.
+// Like guarded(), but not watched: for calls that wait for other ranks on an abandonable thread.
 template <typename Call>
 int guarded_blocking(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;

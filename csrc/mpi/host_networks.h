@@ -12,8 +12,8 @@ namespace dscomm {
 // RoCE, Omni-Path, EFA, Slingshot, BXI.
 bool has_fast_network();
 
-// The networks between this rank and the others, as "network/prefix": those common to all hosts,
-// or, if routers join the hosts, this host's own.
+// The networks between this rank and the others, as "network/prefix": those common to all hosts or,
+// if there are none, this host's networks that routers may join to other hosts'.
 std::vector<std::string> networks_between_hosts(const TransportRequest& request);
 
 // The IPv4 networks among `networks`.

@@ -1,7 +1,7 @@
-// Meetings of ranks over MPI that can be cancelled.
+// meet(): ranks wait for each other over MPI, but no longer than a deadline.
 //
 // MPI makes communicators in calls that wait for other ranks without a limit, and a thread that is
-// abandoned in such a call uses a core until the process ends. So all ranks first meet.
+// abandoned in such a call uses a core until the process ends. So the ranks meet() before the call.
 #pragma once
 
 #include <mpi.h>

@@ -10,19 +10,19 @@
 // are balanced: the sender adds a hash of the pair and the count, the receiver subtracts it, and
 // the sum over all ranks is zero if all pairs match. So all ranks find a mismatch in the same call.
 //
-// Among few ranks, each sends its header, with the call itself, directly to each other rank.
-// Receives have room for the longest CallHeader that any rank may send, so nothing is truncated
-// whatever the others call. Among many ranks MPI reduces headers of 1 KiB. Small data is
-// piggybacked on the CallHeader, so that a small call needs no other messages. In a small broadcast
-// or reduce among few ranks only headers with data are sent, and along a chain only those from each
-// rank to the next, so no rank waits for ranks that send it nothing.
+// Among few ranks (up to MpiTeamOptions::few_ranks), each sends its header, with the call itself,
+// directly to each other rank. Receives have room for the longest CallHeader that any rank may
+// send, so nothing is truncated whatever the others call. Among many ranks MPI reduces headers of 1
+// KiB. Small data is piggybacked on the CallHeader, so that a small call needs no other messages.
+// In a small broadcast or reduce among few ranks only headers with data are sent, and along a chain
+// only those from each rank to the next, so no rank waits for ranks that send it nothing.
 //
 // Ranks whose calls differ may wait for each other without any message. So after a long wait a rank
 // makes all ranks compare their last calls (FailureDetector::compare_calls()).
 //
 // In calls that use MPI's collectives the CallHeader precedes the data: a collective whose
-// arguments do not match may write out of bounds or end the job. While the headers travel, the
-// first round is copied into staging, which hides most of the delay.
+// arguments do not match may write out of bounds or end the job. While the headers travel, the rank
+// copies the data of its first round into staging, which hides most of the delay.
 #pragma once
 
 #include <mpi.h>
@@ -70,8 +70,9 @@ struct CallHeader {
 };
 static_assert(sizeof(CallHeader) == 1024);
 
-// The headers that are sent among few ranks: those from `from` to `to`, or those along a chain of
-// `chain` ranks that begins at `from` or ends at `to`.
+// The headers that are sent among few ranks. If `chain` is 0: those from rank `from` to rank `to`.
+// Otherwise `chain` is the number of ranks in a chain, which begins at `from` or ends at `to`; each
+// sends its header to the next.
 inline constexpr int kEveryRank = -1;
 struct HeaderRoute {
   int from = kEveryRank, to = kEveryRank;
@@ -120,11 +121,11 @@ inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks *
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected);
 
-// For ranks that make the same call now, but differed in a call that is no longer recorded.
+// The message for ranks that make the same call now, but differed in one that is no longer kept.
 std::string explain_lost_difference(const CallRecord& call);
 
-// Compares the sides of all ranks, concatenated, and says which ranks differ, and in what. `names`
-// are the members' names by rank.
+// The message that says which ranks differ, and in what. `sides`: encode_side() of all ranks,
+// concatenated by rank. `names`: the members' names by rank.
 std::string explain_mismatch(std::span<const std::byte> sides,
                              const std::vector<std::string>& names);
 

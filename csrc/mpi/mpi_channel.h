@@ -1,6 +1,6 @@
 // MpiChannel: sends point-to-point messages to another process through MPI, cut into cells.
 //
-// Each cell is one non-blocking send from one ring of staging memory and one receive into another
+// Each cell is one non-blocking send from a ring of staging memory, and one receive into the peer's
 // ring. The receiver probes for the first cell of a message, then posts receives for the rest. So
 // no receive is left over, except one after an abandoned message, which then takes the next
 // message's first cell. A pending MPI request cannot be cancelled, so a ring that is in use when
@@ -20,8 +20,8 @@
 
 namespace dscomm {
 
-// Probes MPI once for all channels of a communicator. The communicator outlives this, and kCellTag
-// must have no other use in it. One thread at a time.
+// Lets all channels of a communicator share probes of MPI. The communicator must outlive this
+// object, and kCellTag must have no other use in it. One thread at a time.
 class MpiArrivals {
  public:
   explicit MpiArrivals(MPI_Comm comm) : comm_(comm) {}

@@ -8,8 +8,8 @@
 
 namespace dscomm {
 
-// If MPI has given up in this process, adds the first death to the error: a broken connection
-// also ends groups that the dead rank is not in.
+// If MPI has given up in this process, adds the first death to the error, because the broken
+// connection to a dead rank also ends groups to which that rank does not belong.
 inline Status append_first_death(const Status& refused) {
   const Status death = first_death();
   if (!mpi_gave_up() || death.ok() || refused.message().ends_with(death.message())) return refused;

@@ -27,8 +27,8 @@ class MpiStaging {
   MpiStaging(const MpiStaging&) = delete;
   MpiStaging& operator=(const MpiStaging&) = delete;
 
-  // Makes room for at least `bytes` of data, aligned to a cache line, and for two tables of
-  // `table_entries` counts, which MPI reads while a request is pending. Discards the contents.
+  // Makes room for at least `bytes` of data, aligned to a cache line, and for `table_entries` each
+  // of counts() and offsets(), which MPI reads while a request is pending. Discards the contents.
   // kResource if memory runs out.
   Status reserve(size_t bytes, size_t table_entries);
 

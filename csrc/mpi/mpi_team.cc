@@ -17,18 +17,18 @@ namespace {
 
 // How often a wait asks the parent team (parent_) whether it has failed.
 constexpr int64_t kAskEveryNs = 1'000'000;
-// All ranks compare their calls after a wait this long (at most a tenth of the timeout), and again
-// each time the wait has doubled. Ranks from the fourth on start later.
+// A rank makes all ranks compare their calls after a wait this long (at most a tenth of the
+// timeout), and again each time the wait has doubled. From the fourth rank on, ranks wait longer.
 constexpr int64_t kCompareAfterNs = 100'000'000;
 
 // A live rank answers a stall probe (timed_out()) within this time, even on an overloaded machine.
-// At most a twentieth of the timeout, and less than HierarchicalTeam::later() adds for ranks inside
-// the host, which know less.
+// At most a twentieth of the timeout. It is less than a step of HierarchicalTeam::later(), because
+// ranks inside the host that wait for this one time out a step later, and know less.
 constexpr int64_t kAnswerMs = 150;
 // All ranks of a Team time out together, and then ask the others how far they are. If all asked at
-// once, each pair of ranks would exchange an answer. So ranks 0 to 2 ask at once. The others first
-// wait, because an answer to those may end the Team: ranks 3 to 14 wait one step, ranks 15 to 62
-// two, and so on. A step is at most a tenth of the timeout.
+// once, each pair of ranks would exchange an answer. So only ranks 0 to 2 ask at once, and the
+// others wait first, because an answer to ranks 0 to 2 may end the Team: ranks 3 to 14 wait one
+// step, ranks 15 to 62 two, and so on. A step is at most a tenth of the timeout.
 constexpr int64_t kAskStepMs = 100;
 
 MpiTeamOptions bounded(MpiTeamOptions options) {
@@ -200,8 +200,8 @@ Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
   DSCOMM_RETURN_IF_ERROR(
       check_missing_members(only_receives ? CallPhase::kMoving : CallPhase::kEntering));
   if (only_receives) gone_since_ns_ = monotonic_ns();
-  // A call with `meanwhile` notes its position in Exchange::run(), after meanwhile(): until then
-  // other ranks may wait for this one there.
+  // A call with `meanwhile` notes its position in Exchange::run(), after meanwhile() has returned:
+  // until then other ranks may wait for this one inside meanwhile().
   if (options.meanwhile == nullptr)
     detector_.note_position(options_.id, position(CallPhase::kEntering));
 
@@ -286,7 +286,7 @@ Status MpiTeam::start_header(const HeaderRoute& way) {
 }
 
 Status MpiTeam::finish_header() {
-  // In a chain, compare with the predecessor's call before the successor has come.
+  // In a chain, compare calls with the predecessor without waiting for the successor.
   const auto has_predecessors = [this] {
     return test_all(&header_staging_.requests, header_receives_);
   };
@@ -307,7 +307,7 @@ Status MpiTeam::finish_header() {
     }
   } else {
     std::memcpy(&header_, slot(1), sizeof header_);
-    unreceived_bytes_.assign(unreceived_bytes_.size(), 0);  // all ranks have come
+    unreceived_bytes_.assign(unreceived_bytes_.size(), 0);  // all ranks are in the call
   }
   if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(header_staging_, CallPhase::kEntering));
   for (int k = 0; k < size(); ++k)
@@ -368,7 +368,7 @@ Status MpiTeam::disagree() {
 Status MpiTeam::run(const Rounds& rounds) {
   constexpr size_t kUntilSecond = kInFlight / 2;
   const auto table_entries = 2 * static_cast<size_t>(size());  // to send and to receive
-  // All ranks do all rounds: a block of one piece here may have several pieces on other ranks.
+  // Reserve for all rounds: a block of one piece here may have several pieces on other ranks.
   for (MpiStaging& staging : staging_)
     DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(rounds.bytes, table_entries)));
 
@@ -438,7 +438,7 @@ Status MpiTeam::wait_with(const std::function<Result<bool>()>& poll, CallPhase p
 
 Status MpiTeam::end_of_wait(const Status& status) {
   if (status.ok()) return {};
-  // If the Team has not ended, MPI itself failed.
+  // If the Team has not ended, `status` is an error of MPI.
   Status known = cause_.get();
   return known.ok() ? refused(status) : known;
 }
@@ -500,7 +500,7 @@ void MpiTeam::await_all() {
 
 Status MpiTeam::check_missing_members(CallPhase phase) {
   if (died_.ok() && left_.ok()) return {};
-  if (!awaited_.empty()) {  // some may have done their part since
+  if (!awaited_.empty()) {  // missing ranks may have done their part by now
     died_ = left_ = {};
     find_missing_members();
   }

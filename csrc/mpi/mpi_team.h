@@ -53,11 +53,11 @@
 
 namespace dscomm {
 
-// A rank that left in order may have sent its part of the current call, and others may still
-// forward it. So calls wait for such messages this long, enough for an overloaded machine. A rank
-// leaves up to a second after its program ends. Both times together are less than kExitGrace
-// (csrc/torch/exit.cc), for which an ending process waits for its last calls. So before it ends, it
-// learns which rank left.
+// How long a call waits for messages after a rank left in order, enough for an overloaded machine:
+// the rank may have sent its part of the call, and others may still forward it. A rank leaves up to
+// a second after its program ends. This time and that second together are less than kExitGrace
+// (csrc/torch/exit.cc), for which an ending process waits for its last calls. So a process learns
+// before it ends which rank left.
 inline constexpr int64_t kGraceOfLeaversNs = 3'000'000'000;
 
 struct MpiTeamMember {
@@ -78,16 +78,16 @@ struct MpiTeamOptions {
   // with 256 KiB, UCX and libfabric, both over TCP, took 0.8 to 1.4 times as long, and 1.2 to 1.4
   // times in calls that pass data along a chain of ranks (mpi_team_chain.cc).
   size_t message_bytes = size_t{60} << 10;
-  // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if each rank gets at least
-  // this many bytes; for shorter messages the cost of a message dominates. The same on all members.
+  // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if their messages then have
+  // at least this many bytes; in shorter ones the fixed cost dominates. The same on all members.
   size_t least_pair_bytes = size_t{16} << 10;
   // Some host has several of the ranks, which share its network link. Among many ranks, MPI then
   // does long all-reduces, because its messages stay mostly inside hosts. The same on all members.
   bool shares_hosts = false;
   // Messages in flight in each direction of a gather, a scatter or an all_to_all.
   size_t stream_slots = 16;
-  // If MPI reduces, float16 and bfloat16 travel as float32 and are rounded once, not per hop. The
-  // same on all members.
+  // In reductions by MPI, by pairs and along a chain, float16 and bfloat16 travel as float32, and
+  // are rounded once, not per hop. The same on all members.
   bool halves_as_float32 = false;
   // Up to this many ranks are "few" and send their headers to each other in one hop. Among more
   // ranks MPI reduces the headers, up and down a tree. The same on all members.
@@ -103,8 +103,8 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostChunkBytes = size_t{1} << 30;
 
   // `data` and `check` contain the members in their order; the Team owns them and nothing else may
-  // use them. Few ranks, and gather, scatter and all_to_all, need no `check`: pass MPI_COMM_NULL.
-  // `detector` outlives the Team. Does not communicate.
+  // use them. A Team of few ranks, or one that only makes gathers, scatters and all_to_alls, needs
+  // no `check`: pass MPI_COMM_NULL. `detector` outlives the Team. Does not communicate.
   MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options);
   ~MpiTeam() override;
 
@@ -169,7 +169,8 @@ class MpiTeam final : public Team {
   }
   // The elements of a piece, if in a round a rank sends one piece to each rank, or one to all.
   size_t piece_of_each(size_t element_bytes) const;
-  // Shortens `piece` if values arrive in chunks: rounds in flight cover at most two chunks.
+  // Shortens `piece` (elements) if values arrive in chunks, so that the rounds in flight cover at
+  // most two chunks and no piece crosses the end of a ring.
   size_t within_chunks(size_t piece) const;
 
   // The piece and step of a round: see Order.
@@ -179,9 +180,9 @@ class MpiTeam final : public Team {
     bool is_second;  // see Order::twice
   };
   // The piece of every block that a round moves. By default round r moves piece r. With more
-  // `steps` a piece takes that many rounds. With `twice`, each piece passes all steps twice: index
-  // 2p is the first pass of piece p, 2p + 1 the second pass of piece p - 1; the first odd index and
-  // the last even one are idle.
+  // `steps` a piece takes that many rounds, which share the index round / steps. With `twice`, each
+  // piece passes all steps twice: index 2p is the first pass of piece p, 2p + 1 the second pass of
+  // piece p - 1; the first odd index and the last even one are idle.
   struct Order {
     size_t steps = 1;
     bool twice = false;
@@ -195,7 +196,7 @@ class MpiTeam final : public Team {
       // A piece after the last one, or before the first (it wraps around), has no elements.
       return {index / 2 - index % 2, step, index % 2 == 1};
     }
-    // Pieces whose values the round needs at its start, and whose results exist at its end.
+    // begun(): how many pieces' values a round needs. ended(): how many have results after it.
     size_t begun(size_t round) const { return round / steps / (twice ? 2 : 1) + 1; }
     size_t ended(size_t round) const {
       const size_t indices = (round + 1) / steps;
@@ -219,8 +220,8 @@ class MpiTeam final : public Team {
     std::function<int(size_t round, MpiStaging& staging)> start_second;
     // Copies results to user memory.
     std::function<void(size_t round, std::byte* staging)> deliver;
-    // The first rounds may start before the ranks have agreed: whatever the others call, nothing is
-    // truncated, and ranks that agree have the same number of rounds.
+    // Whether the first rounds may start before the ranks have agreed. Only if nothing is truncated
+    // whatever the others call, and ranks that agree have the same number of rounds.
     bool goes_ahead = false;
     HeaderRoute way;  // of the headers
   };
@@ -239,7 +240,7 @@ class MpiTeam final : public Team {
   Status begin_splits(const CallOptions& options, bool only_receives = false);
   // begin() for a call whose headers go in one direction among few ranks.
   Status begin_one_way(size_t count, const HeaderRoute& way, const CallOptions& options);
-  // The reductions, after begin().
+  // The reductions. Call them after begin().
   Status reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
                       int root);
   Status reduce_by_swap(const void* in, void* out, size_t count, const Reduction& reduction);
@@ -248,7 +249,7 @@ class MpiTeam final : public Team {
   Status reduce_by_plan(const void* in, void* out, size_t count, const Reduction& reduction,
                         PersistentAllReduce& prepared);
   Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
-  // Whether each of `shares` shares of the data fits a message.
+  // Whether data goes in shares: 3 to few_ranks ranks, all values exist, a share fits a message.
   bool fits_shares(size_t count, size_t element_bytes, int shares, const Chunks* chunks) const;
   Status reduce_by_shares(const void* in, void* out, size_t count, const Reduction& reduction,
                           int root);
@@ -256,7 +257,7 @@ class MpiTeam final : public Team {
   template <typename ShareOf, typename Gets>
   Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
                        const Gets& gets);
-  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of all shares.
+  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of one per rank.
   bool fits_pairs(size_t bytes_of_message) const;
   // The length of a piece if `count` elements are cut into equal pieces of at most `most`.
   size_t even_piece(size_t count, size_t most) const;
@@ -293,7 +294,7 @@ class MpiTeam final : public Team {
   size_t piggyback_room() const {
     return is_few() ? kPiggybackBytesOfFew / static_cast<size_t>(size() - 1) : kPiggybackBytes;
   }
-  // Returns memory for piggybacked data. Among many ranks all pass one length, as MPI reduces it.
+  // Returns memory for piggybacked data. Many ranks must all pass one length: MPI reduces the data.
   std::byte* piggyback(size_t bytes);
   std::byte* piggyback_to_be_reduced(DType dtype, ReduceOp op, size_t count);
   // Like piggyback(), with up to message_bytes() of different data for each rank. Only if is_few().
@@ -373,7 +374,7 @@ class MpiTeam final : public Team {
   void read_failure_notices();
   // Updates died_ and left_ from the awaited ranks.
   void find_missing_members();
-  // Ranks that have left may have more messages in transit, so their grace starts again.
+  // A message came: ranks that have left may have more in transit, so their grace starts again.
   void note_arrival() {
     if (!left_.ok() && died_.ok()) gone_since_ns_ = monotonic_ns();
   }
@@ -382,7 +383,7 @@ class MpiTeam final : public Team {
   // Fails if a missing member keeps the call from completing.
   Status check_missing_members(CallPhase phase);
   Status fail_because_member_left();
-  // The names of the other members that gave `answer`.
+  // The names of those `members` that gave `answer` and are not known to have died or left.
   std::string names_of(const std::vector<MpiTeamMember>& members,
                        const std::vector<Answer>& answers, Answer answer) const;
 
@@ -415,7 +416,7 @@ class MpiTeam final : public Team {
   HeaderRoute way_;
   HeaderFields header_;
   size_t piggybacked_bytes_ = 0;
-  size_t following_bytes_ = 0;                // sent to the headers' receivers afterwards
+  size_t following_bytes_ = 0;                // of data sent after the headers, to their receivers
   std::vector<size_t> piggybacked_bytes_to_;  // by rank; empty: all get the same
   MpiStaging header_staging_;
   size_t header_receives_ = 0;            // the first requests of header_staging_
@@ -464,9 +465,9 @@ inline size_t in_round(size_t count, size_t piece, size_t round) {
 struct Pieces {
   size_t piece;  // elements
   size_t element_bytes;
-  const Chunks* chunks = nullptr;  // set if the block lies in the rings of chunks
+  const Chunks* chunks = nullptr;  // set if the block may lie in a ring (see Chunks)
 
-  // The index, in the ring, of an element of the block.
+  // The index of the block's `element` in a ring of `ring` elements; 0: the block is no ring.
   static size_t in_ring(size_t element, size_t ring) {
     return ring == 0 ? element : element % ring;
   }

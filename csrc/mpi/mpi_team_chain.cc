@@ -19,7 +19,7 @@ constexpr size_t kLeastPieceBytes = size_t{8} << 10;
 
 }  // namespace
 
-// The root is first; the other ranks follow in order.
+// The root has position 0. The other ranks follow in order; rank 0 comes after the last rank.
 struct MpiTeam::Chain {
   // In a call that comes in chunks, ignores `count`, which differs between slices: all slices have
   // pieces of one length.
@@ -72,7 +72,7 @@ Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype,
   return run(rounds);
 }
 
-// From the last rank to the root: each rank adds its values to those received.
+// Data goes from the chain's last rank to the root. Each rank adds its values to those received.
 Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
                                    const Reduction& reduction, const HeaderRoute& way) {
   const WireReduction wire = on_wire(reduction);

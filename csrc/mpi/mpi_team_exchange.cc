@@ -1,7 +1,7 @@
 // Gather, scatter and all_to_all of MpiTeam: pairs of ranks exchange their blocks.
 //
 // Each block is a stream of messages that MPI sends eagerly (see mpi_team.h), from and into
-// staging. The streams share the slots of staging; first messages precede second ones.
+// staging. The streams share the slots of staging; all first messages precede all second ones.
 //
 // These calls have no CallHeader. The first message of each stream begins with a heading, which the
 // receiver compares with its own call.
@@ -203,8 +203,8 @@ Status MpiTeam::Exchange::receive_message(size_t slot, const MPI_Status& status)
     if (--headings_left_ == 0)
       team_.detector_.note_position(team_.options_.id, team_.position(CallPhase::kMoving));
   }
-  // If the heading is not compared yet (another thread's poll completed its receive), it comes next
-  // and will differ.
+  // If the partner's heading is not compared yet (another thread's poll completed its receive), a
+  // wrong length is no error here: the heading comes next, and will show the difference.
   if (bytes != bytes_of(partner.out_count, message))
     return partner.has_agreed ? wrong_length(partner) : Status();
   if (bytes > 0) std::memcpy(partner.out + message * piece_bytes_, data, bytes);

@@ -9,7 +9,7 @@
 
 namespace dscomm {
 
-// One call, after its begin().
+// One call, after its begin_splits().
 class MpiTeam::Exchange {
  public:
   Exchange(MpiTeam& team, DType dtype, const CallOptions& options);
@@ -40,7 +40,7 @@ class MpiTeam::Exchange {
   };
   struct Cursor {
     size_t partner = 0, message = 0;
-    bool is_any_left = false;  // some stream has messages after this one
+    bool is_any_left = false;  // some stream has messages after number `message`
     bool is_at_end = false;
 
     template <typename MessagesOf>

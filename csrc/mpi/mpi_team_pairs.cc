@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPairTag = 6;
 
-// One piece of this rank's share.
+// The sum so far for one piece of this rank's share.
 class PartialResult {
  public:
   PartialResult(const Reduction& whole, const WireReduction& wire, int ranks)
@@ -28,7 +28,7 @@ class PartialResult {
     return staging_.reserve(values * sum_.wire_bytes(), 0);
   }
 
-  // Starts with this rank's own values.
+  // Starts the sum with this rank's own values.
   void begin(const std::byte* values, size_t count) { sum_.enter(sum(), values, count); }
   void add(const std::byte* travelled, size_t count) {
     if (count == 0) return;

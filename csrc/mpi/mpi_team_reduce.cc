@@ -123,8 +123,8 @@ void MpiTeam::reduce_in_order(void* results, const void* own, const std::byte* o
   dscomm::reduce(results, sources_.data(), size(), count, reduction, size());
 }
 
-// Receives have room for any piece, so on a rank that makes another call MPI does not fail before
-// the difference is found.
+// Receives have room for a piece of any call. So if the other rank makes another call, MPI does not
+// fail before the difference is found.
 Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
                                const Reduction& reduction) {
   const size_t element_bytes = dtype_bytes(reduction.dtype);
@@ -287,7 +287,7 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   }
   if (!is_few() && all_is_there(chunks_, longest) && fits_header(total, reduction)) {
     note_algorithm("in the header");
-    // Elements of lower ranks.
+    // Elements of the lower ranks' blocks, which precede this rank's result.
     const size_t before = total_count(counts.first(rank_));
     const WireReduction wire = on_wire(reduction);
     std::byte* next = piggyback_to_be_reduced(wire.dtype(), wire.op(), total);

@@ -1,9 +1,10 @@
 // All-reduce, reduce and broadcast in shares: data of medium length, among 3 to few_ranks ranks.
 //
-// The data is divided into one share per rank, or per receiving rank. Each of these gets its share
-// with the headers (in a reduction, from all ranks, and reduces it). Then the shares are sent to
-// the ranks that need them: two hops for any number of ranks (4 hosts, 64 KiB, 4 ranks on 2 cores:
-// all-reduce 300 us, reduce 220, broadcast 165; by exchange and along a chain 515, 405 and 395).
+// The data is divided into one share per rank or, in a broadcast, per rank except the root. Each of
+// these ranks gets its share with the headers: from the root or, in a reduction, from all ranks, to
+// reduce it. Then the shares are sent to the ranks that need them: two hops for any number of ranks
+// (4 hosts, 64 KiB, 4 ranks on 2 cores: all-reduce 300 us, reduce 220, broadcast 165; by exchange
+// and along a chain 515, 405 and 395).
 
 #include "mpi/mpi_team.h"
 
@@ -57,7 +58,7 @@ Status MpiTeam::broadcast_by_shares(void* buffer, size_t count, size_t element_b
 }
 
 // Share k lies at k * `shares.bytes()` in staging. share_of(rank): the share that the rank has, or
-// -1. gets(rank): whether the rank gets all shares; those of this rank go to `out`.
+// -1. gets(rank): whether the rank gets all shares. If this rank does, it copies them to `out`.
 template <typename ShareOf, typename Gets>
 Status MpiTeam::spread_shares(const Pieces& shares, void* out, size_t count,
                               const ShareOf& share_of, const Gets& gets) {

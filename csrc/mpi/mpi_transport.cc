@@ -120,8 +120,8 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   return {};
 }
 
-// Fails if one of `ranks` has died, or left some time ago, while they make something together. A
-// rank that has just left may have done its part, and its messages may be in transit.
+// Returns a check for the time in which `ranks` make something together. It fails if one of them
+// has died, or left kGraceOfLeaversNs ago: until then, messages that it sent may be in transit.
 GiveUpCheck MpiTransport::missing_member_check(std::vector<int> ranks) const {
   return [this, ranks = std::move(ranks), left_since_ns = int64_t{0}]() mutable -> Status {
     if (detector_->count() == 0) return {};
@@ -199,7 +199,7 @@ void MpiTransport::leave(bool has_failed) {
   flush();
   detector_->leave();
   // The launcher ends the job if a process exits without MPI_Finalize. MPI_Finalize waits for all
-  // ranks, and they may still have calls to make.
+  // ranks, and they may still have calls to make. So allow it the longest timeout of a group.
   std::chrono::milliseconds limit = kLeaveLimit;
   if (!has_failed && first_death().ok())
     limit = std::max(limit, std::chrono::milliseconds(longest_timeout_ms_.load()));
@@ -215,7 +215,7 @@ void MpiTransport::tolerate_silence(std::chrono::milliseconds timeout) {
 }
 
 // A collective that is complete here may still have data to send, and MPI sends only in its calls.
-// So this rank calls MPI until the other ranks have reached flush() too, or for kFlushLimit.
+// So this rank calls MPI until all ranks have reached flush(), but at most for kFlushLimit.
 void MpiTransport::flush() {
   MPI_Request request = MPI_REQUEST_NULL;
   int is_finalized = 0;  // finalised by the program: nothing is in transit

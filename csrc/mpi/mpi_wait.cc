@@ -15,8 +15,8 @@ namespace {
 // A yield this long ran another process. From then on sleeping on the sockets is better.
 constexpr int64_t kYieldToOthersNs = 20'000;
 
-// A sleep lasts at most this fraction of the time waited, because another thread may read the data
-// from the socket, and then this sleep does not end early.
+// A sleep on sockets lasts at most the time waited divided by this, because another thread may read
+// the data from the socket, and then this sleep does not end early.
 constexpr int64_t kSleepDivisor = 20;
 constexpr int64_t kShortestSleepNs = 50'000;
 

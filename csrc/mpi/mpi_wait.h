@@ -1,10 +1,10 @@
 // Waits until non-blocking MPI operations are complete.
 //
 // MPI moves data only inside its calls, so a wait polls: first without pauses, then between yields,
-// then between sleeps. A sleep ends when one of MPI's sockets has something to do (SocketSleep) or,
-// if MPI uses other connections, is a nap that is short compared with the time waited. Between
-// polls the wait asks its MpiWaitMonitor whether to go on. A wait ends when MPI has finished, when
-// the monitor learns of a death or an abort, or at the deadline.
+// then between sleeps. A sleep ends when one of MPI's sockets is ready (SocketSleep). If MPI uses
+// other connections, a sleep is a nap that is short compared with the time waited. Between polls
+// the wait asks its MpiWaitMonitor whether to go on. A wait ends when MPI has finished, when the
+// monitor learns of a death or an abort, or at the deadline.
 #pragma once
 
 #include <mpi.h>
@@ -21,13 +21,13 @@ namespace dscomm {
 
 // How long each stage of a wait lasts.
 struct MpiWaitPolicy {
-  // A poll takes 0.2 to 1 us, so this is about the round trip of a fast network.
+  // A poll takes 0.2 to 1 us, so these polls take about one round trip of a fast network.
   int spin_polls = 100;
-  // A longer stage is a little faster if every rank has a core, and much slower otherwise: a yield
+  // Longer yielding is a little faster if every rank has a core, and much slower otherwise: a yield
   // then gives a busy process the core for a whole time slice (8 bytes, 2 ranks beside 2 busy
   // processes on 2 cores: 25 ms with 20 ms of yields, 7 ms with 0.2 ms).
   int64_t yield_ns = 1'000'000;
-  // All awaited data comes over TCP.
+  // All awaited data comes over TCP, so a wait can sleep on MPI's sockets.
   bool by_sockets = false;
   // The host has more ranks than cores: a wait on sockets then sleeps instead of yielding.
   bool is_crowded = false;

@@ -2,7 +2,7 @@
 
 #include "mpi/guarded.h"
 
-// Open MPI 5 has the first function, 4.1 and 5 the second; looked up when MPI is loaded.
+// MPI 4 has the first function, Open MPI 4.1 and 5 the second. A missing one is null.
 extern "C" {
 __attribute__((weak)) int MPI_Allreduce_init(const void* sent, void* got, int count,
                                              MPI_Datatype type, MPI_Op op, MPI_Comm comm,

@@ -27,8 +27,8 @@ struct StartContext {
   StartPlan plan;  // valid once all ranks have agreed on it
 };
 
-// Called in this order, by one thread. A returned failure is this rank's own or, if
-// context.exchange.has_read_failure(), another rank's.
+// Bring-up calls the functions in this order, on one thread. A failure that they return is this
+// rank's own or, if context.exchange.has_read_failure(), another rank's.
 class MpiStart {
  public:
   virtual ~MpiStart() = default;
@@ -44,7 +44,7 @@ class MpiStart {
   virtual Status get_ready(StartContext& context) = 0;
   // Sets the environment of MPI_Init_thread for the lifetime of the result.
   virtual std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) = 0;
-  // Polled every few milliseconds in MPI_Init_thread: serves it; returns a reason to give up.
+  // Polled every few milliseconds while MPI_Init_thread runs, to serve it. A failure ends the wait.
   virtual Status check(StartContext& context) = 0;
   // The hosts that MPI_Init_thread waits for: "a, b", or empty if unknown.
   virtual std::string waiting_for() const { return ""; }

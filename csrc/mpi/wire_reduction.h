@@ -1,5 +1,5 @@
-// WireReduction: the form in which values travel if MPI reduces them, and the conversions on each
-// side.
+// WireReduction: the form in which values travel in reductions by MPI, by pairs and along a chain,
+// and the conversions on each side.
 //
 //   PREMUL_SUM: values are multiplied first, then travel as SUM
 //   AVG: travels as SUM; every rank then divides the same bits by the same number

@@ -29,11 +29,11 @@ namespace {
 constexpr int64_t kGreetingNs = 10'000'000'000;
 // Limit of one call of accept().
 constexpr int64_t kTurnNs = 1'000'000'000;
-// Between checks of partial greetings.
+// The longest pause between two checks of the pending connections.
 constexpr int kAcceptLookMs = 10;
 // Most pending connections; beyond this, the oldest is closed. Fits the usual limit of open files.
 constexpr size_t kMostArrivals = 512;
-// Most connections accepted between two checks.
+// Most connections accepted between two checks of the pending ones.
 constexpr int kAcceptedAtOnce = 64;
 
 // The header before the greeting in libpmix 3 to 5, in host byte order.
@@ -74,8 +74,8 @@ struct PendingConnection {
 
 class PendingConnections {
  public:
-  // The first connection with a complete greeting; nothing if none has one within a second, or if
-  // none is pending.
+  // The first connection with a complete greeting; nothing if no connection has one within kTurnNs,
+  // or if none is pending.
   std::optional<PendingConnection> next(int listener) {
     const int64_t end_ns = monotonic_ns() + kTurnNs;
     do {

@@ -36,7 +36,7 @@ UniqueFd lock_file(const std::string& path, int flags) {
 
 std::unique_ptr<LockedDirectory> LockedDirectory::make(const std::string& parent,
                                                        std::string* error) {
-  // Retries with another name if a cleaner locked the file first and removes it.
+  // Retries with another name if another process locked the file first, to remove the directory.
   for (int attempt = 0; attempt < 3; ++attempt) {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(attempt);
@@ -82,7 +82,7 @@ void remove_if_abandoned(const std::string& path) {
       ::access((path + kLock).c_str(), F_OK) != 0)
     return;
   // If the owner lives, it holds the lock. Otherwise this process holds it until the tree is
-  // removed. Then a process that has made the directory, but not locked it, uses another name.
+  // removed. A process that has made the directory but not locked it yet then uses another name.
   UniqueFd lock = lock_file(lock_file_of(path), O_RDWR);
   if (lock.valid() || errno == ENOENT) remove_tree(path);
 }

@@ -1,9 +1,9 @@
-// A directory below a shared one, such as /tmp, that is removed with the process that made it.
+// A directory below a shared one, such as /tmp, for the lifetime of the process that makes it.
 //
-// The process holds a lock on a file in it for its lifetime, and the kernel releases the lock
-// however the process dies. So later processes recognise abandoned directories even where process
-// ids mean nothing: in other containers and on other hosts that share the directory. The name,
-// dscomm-pmix.<pid>.<start time>.<hexadecimal digits>, is for people.
+// The process holds a lock on a file in the directory for its lifetime, and the kernel releases the
+// lock however the process dies. So later processes recognise abandoned directories even where
+// process ids mean nothing: in other containers and on other hosts that share the parent directory.
+// The name, dscomm-pmix.<pid>.<start time>.<hexadecimal digits>, is for people.
 #pragma once
 
 #include <memory>

@@ -44,7 +44,7 @@ constexpr std::chrono::seconds kEndLimit{10};
 // A rank that has the server's address connects within this time, or never.
 constexpr int64_t kUnusedNs = 5'000'000'000;
 
-// How often to check whether ranks live, if the kernel cannot notify.
+// How often to check whether ranks live, if the kernel cannot notify, and whether to quit unused.
 constexpr int kLookMs = 100;
 
 // The most shared memory that Open MPI uses for a rank: a segment of 4 MiB, and as much again for
@@ -122,7 +122,7 @@ class Helper {
   }
 
  private:
-  // Removes this process's files even if PMIx hangs.
+  // Makes this process remove its files and end within kEndLimit, even if PMIx hangs.
   void bound_the_end() {
     std::vector<std::string> paths{directory_->path()};
     if (shared_ != nullptr) paths.push_back(shared_->path());

@@ -19,7 +19,7 @@ enum class PmixMessageKind : uint32_t {
   kDescription = 1,  // PmixDescription
   kFenceResult,      // PmixFenceResult
   kProbe,            // asks for kAlive
-  kQuit,             // no new requests will come
+  kQuit,             // end once no rank uses the server
   // From dscomm-pmix:
   kStarted,  // the first message: its pid, in digits
   kReady,    // PmixEnvironments

@@ -9,7 +9,7 @@ namespace dscomm {
 
 class WatchedProcess {
  public:
-  // `start_time`: process_start_time(), when it was alive.
+  // `start_time`: the process's process_start_time(), read while it was alive.
   WatchedProcess(int64_t pid, uint64_t start_time);
 
   bool gone();

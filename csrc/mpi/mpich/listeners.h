@@ -9,7 +9,7 @@
 
 namespace dscomm {
 
-// TCP sockets of this process that began to listen on a single address after this was made.
+// The process's TCP sockets that began to listen on a single address after this object was made.
 // (Another thread of the program may open one too, but usually listens on all addresses.)
 class NewListeners {
  public:

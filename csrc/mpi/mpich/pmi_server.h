@@ -25,7 +25,7 @@ class PmiServer {
   // MPI's end of the socket, for PMI_FD. MPI closes it.
   int client() const { return client_; }
 
-  // This rank's data for the others, once MPI waits in a barrier.
+  // This rank's data for the others, once per barrier when MPI waits in it; else nullopt.
   std::optional<std::string> entered_barrier();
   // Passes on the data of all ranks, by rank, and lets MPI leave the barrier.
   Status end_barrier(const std::vector<std::string>& said);

@@ -123,8 +123,8 @@ class MpichStart final : public MpiStart {
   void has_met(bool are_all_connected) override {
     if (server_ != nullptr) remove_names_of_shared_files();
     // A call that sends to a departed rank retries its connection for ever, and must be left. One
-    // that first connects to a slow rank looks the same, but must not be left; once all ranks are
-    // connected, there is none.
+    // that first connects to a slow rank looks the same, but must not be left. Once all ranks are
+    // connected, no call needs to connect first.
     if (are_all_connected) watch_calls_closely();
   }
 

@@ -31,10 +31,10 @@ namespace {
 
 constexpr int kSliceMs = 10;
 
-// Pauses between store requests. Hosts that start together enter a fence within the first few.
+// Pauses between store requests. Hosts that start together enter a fence in the first few pauses.
 constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
-// How often a host that does not gather a Fence's data lists its missing hosts, one request each.
+// How often a host that does not gather a Fence's data asks the store about each of its hosts.
 constexpr int64_t kNameEveryNs = 1'000'000'000;
 
 // Liveness probes: how long the helper may take to answer one, and how often a late answer is
@@ -78,7 +78,7 @@ class Starter {
                        path, std::strerror(error));
   }
 
-  // False while it runs, true after success; an error if it failed.
+  // False while the started process runs, true after its success; an error if it failed.
   Result<bool> ended() {
     if (pid_ == 0) return true;
     int status = 0;
@@ -96,7 +96,7 @@ class Starter {
                : make_status(Code::kInternal, "it was ended by signal {}", WTERMSIG(status));
   }
 
-  // The process is not reaped yet, so its pid is still valid.
+  // If pid_ is not 0, the process is not reaped yet, so the pid is still valid.
   ~Starter() {
     if (pid_ == 0) return;
     ::kill(pid_, SIGKILL);
@@ -346,7 +346,7 @@ void PmixHelper::State::has_answered() {
 }
 
 // Sends a probe when it is due. While the answer is late, keeps a report in the store, under one
-// key for all hosts. Writes it repeatedly, because another host may remove it.
+// key for all hosts. Writes the report repeatedly, because another host may remove it.
 Status PmixHelper::State::probe() {
   const int64_t now = monotonic_ns();
   if (asked_at_ns == 0 && now >= probe_at_ns) {

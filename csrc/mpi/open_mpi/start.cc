@@ -117,7 +117,7 @@ class OpenMpiStart final : public MpiStart {
   }
 
   void has_started(const StartContext& context) override {
-    // Watch calls from now on: the first message to a rank asks the helper, which may hang.
+    // Watch calls from now on: at the first message to a rank MPI asks the helper, which may hang.
     watch_calls();
     if (context.plan.origin != MpiOrigin::kDscomm) return;
     std::vector<std::string> given = own_variables_;
@@ -205,7 +205,7 @@ class OpenMpiStart final : public MpiStart {
     }
   }
 
-  // Does nothing if the environment or an MCA file sets it.
+  // Does nothing if the environment or an MCA file sets the variable.
   void set_default(EnvironmentForStart& environment, const std::string& assignment) const {
     const std::string name = assignment.substr(0, assignment.find('='));
     if (name.starts_with(kMcaPrefix) && files_.contains(name.substr(kMcaPrefix.size()))) return;
@@ -232,8 +232,8 @@ class OpenMpiStart final : public MpiStart {
 
   // Open MPI tries all interfaces, including container bridges that have the same address on every
   // host and lead nowhere: the first message then never arrives. A launcher's own configuration is
-  // kept unless the user sets an interface. Open MPI rejects an include list together with an
-  // exclude list.
+  // kept unless the user sets an interface. Returns "" if an exclude list is set, because Open MPI
+  // rejects an include list together with it.
   std::string networks_for_mpi(const StartContext& context) const {
     if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
     if (files_.contains("btl_tcp_if_exclude")) {
@@ -251,8 +251,8 @@ class OpenMpiStart final : public MpiStart {
     return join_text(as_mpi_reads(networks_between_hosts(context.request)), ",");
   }
 
-  // Whether no rank connects before all ranks have agreed on a token. MPI can be configured to
-  // connect in MPI_Init_thread, or at any time.
+  // Whether no rank connects before all ranks have agreed on a token. It is not so if MPI is
+  // configured to connect in MPI_Init_thread, or at any time.
   bool may_carry_token(const StartContext& context) const {
     return context.plan.origin != MpiOrigin::kProgram && !is_set("mpi_preconnect_mpi") &&
            !is_set("btl_tcp_progress_thread");

@@ -5,9 +5,10 @@
 // hangs, even one that should return at once.
 //
 // The dynamic linker finds three functions here before that component's own, as with ompi_rte_abort
-// (abort.cc). The first one prepares each socket, so it reveals MPI's listeners and connections, on
-// whose data a sleep can wake. The others send and read the greeting: they add the job's token, in
-// the same packet, read without waiting, and refuse incomplete greetings and other tokens.
+// (abort.cc). The first one sets the options of each socket, so it reveals MPI's listeners and
+// connections, on whose data a sleep can wake. The second reads the greeting without waiting, and
+// refuses an incomplete one or a wrong token. The third sends the greeting, with the job's token in
+// the same packet.
 //
 // If Open MPI binds its own functions (linked with -Bsymbolic-functions), nothing changes and
 // are_hooks_called() is false.
