@@ -40,8 +40,8 @@ def __getattr__(name: str) -> Any:
     # Private names belong to modules. torch looks up "__path__" and the like while loading plugins.
     if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}")
-    # Modules first, because comm.py imports most of them. The full name is used, because
-    # "from deepspeed_comm import comm" would call this function again.
+    # Modules first, because comm.py has other objects with their names, such as `torch`. The full
+    # name is used, because "from deepspeed_comm import comm" would call this function again.
     if importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
     api = importlib.import_module("deepspeed_comm.comm")

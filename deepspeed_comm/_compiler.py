@@ -18,7 +18,7 @@ def _never() -> bool:
 
 
 # Whether torch.compile is tracing; never with torch 1.13. is_dynamo() only knows Dynamo, the part
-# that reads Python, and takes a third of the time.
+# that reads Python, and takes a third of the time of is_compiling().
 _compiler: Any = getattr(torch, "compiler", None)
 is_compiling: Callable[[], bool] = getattr(_compiler, "is_compiling", _never)
 is_dynamo: Callable[[], bool] = getattr(_compiler, "is_dynamo_compiling", is_compiling)
@@ -32,9 +32,9 @@ _skip_code: Any = getattr(
 def outside_graphs(function: _Function) -> _Function:
     """Makes torch.compile end its graph before `function`, and call it without tracing.
 
-    For functions that use methods of process groups unknown to Dynamo, which would raise
-    InternalTorchDynamoError instead of ending the graph. Does the same as torch.compiler.disable(),
-    which imports Dynamo.
+    For functions that use methods of process groups. Dynamo does not know these methods: it would
+    raise InternalTorchDynamoError instead of ending the graph. Does the same as
+    torch.compiler.disable(), but does not import Dynamo.
     """
     if _compiler is None:
         return function

@@ -56,8 +56,8 @@ if not hasattr(world, "_default_pg"):
 def find_backend(group: Any, tensor: Any) -> Any:
     """The dscomm backend for a call that bypasses torch's dispatcher, or None.
 
-    None if the group uses another backend, if torch's debug mode wraps it, if the tensor is not a
-    plain CPU tensor, or if a mode or a transform of torch must see the call.
+    None if the group uses another backend, if torch's debug mode wraps the backend, if the tensor
+    is not a plain CPU tensor, or if a mode or a transform of torch must see the call.
     """
     native = loaded_extension()
     if native is None or not native.is_plain(tensor):
@@ -103,7 +103,7 @@ def remember_ranks(group: Any) -> None:
 
 
 def _ranks_of_groups() -> dict[Any, dict[int, int]]:
-    """torch's table of groups: for each group, its ranks by global rank."""
+    """torch's table of groups: for each group, the rank in the group by global rank."""
     of_world: Any = getattr(world, "pg_group_ranks", None)
     if of_world is None:  # torch 1.13
         of_world = getattr(dist.distributed_c10d, "_pg_group_ranks", {})

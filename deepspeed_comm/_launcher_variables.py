@@ -45,7 +45,7 @@ def number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def first_set(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    """The value of the first variable that is set. Raises ValueError if it is not a number."""
+    """The value of the first variable set, else `default`. Raises ValueError if it is no number."""
     return next((int(environment[name]) for name in names if name in environment), default)
 
 

@@ -161,7 +161,7 @@ def load_extension() -> ModuleType:
 
 
 def _keep_when_traced() -> None:
-    """Keeps torch.compile from removing collectives with unused results: other ranks wait there."""
+    """Keeps torch.compile from removing calls with unused results: other ranks make them, too."""
     import torch
 
     operations = getattr(torch.ops, "dscomm", None)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlparse
 
 from deepspeed_comm import _launcher_variables
 
-# Below Linux's range of ephemeral ports.
+# The range of the default port, which _port_of() chooses; below Linux's ephemeral ports.
 _FIRST_PORT, _PORTS = 10000, 20000
 _RETRY_S = 0.05
 _CONNECT_S = 2.0

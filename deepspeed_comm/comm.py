@@ -12,7 +12,7 @@ dst and peer are global ranks; group_src and group_dst are ranks of the group.
 
 Operations with the parameters `prof`, `log_name` and `debug` can be logged. While the log is
 enabled, a call is logged if prof_all is set, if its `prof` is true, or if its log_name is in
-prof_ops. `debug` is the caller's name for the log; by default it is looked up.
+prof_ops. `debug` is the name of the calling function, for the log; by default it is looked up.
 
 Operations raise AssertionError without a process group. init_distributed() makes one; a group made
 by torch.distributed.init_process_group() works, too.
@@ -126,7 +126,7 @@ def configure(
     prof_all: logs all operations.
     prof_ops: the names (log_name) of the operations to log without prof_all.
     verbose: also prints each call on rank 0.
-    debug: adds the name of the calling function to the name of a call.
+    debug: adds the name of the calling function to the name of a call in the log.
     trace_events: the number of latest calls to keep for save_trace(), about 250 bytes each; 0 keeps
         none.
 
@@ -193,7 +193,7 @@ def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
             work.get_future().add_done_callback(one_is_done)
             watched.append(work)
         except (RuntimeError, AttributeError):  # this backend's works have no future
-            comms_logger.done(call)  # settle() must not wait for it
+            comms_logger.done(call)  # settle() must not wait for this call
             watched.append(_LoggedWork(work, one_is_done))
     return watched
 
@@ -855,7 +855,7 @@ def empty(
 
     Returns an ordinary tensor of torch.empty() if the group has another backend, if the pool is
     full (DSCOMM_POOL_BYTES), on another device, and with pin_memory=True, because CUDA cannot pin
-    shared memory. is_pooled() tells which one it is.
+    shared memory. is_pooled() tells the two kinds apart.
 
     size: integers, or one sequence of them, like torch.empty().
     dtype: torch's default dtype by default.
@@ -956,7 +956,7 @@ def new_group(ranks: list[int] | None = None, **options: Any) -> Any:
 
 
 def destroy_process_group(group: Any = None) -> Any:
-    """Destroys the group (None: all groups), and DeepSpeed's references to it, if it is loaded."""
+    """Destroys the group (None: all groups), and drops DeepSpeed's references to it, if any."""
     if cdb is None and not torch.distributed.is_initialized():
         return None
     is_whole_world = group is None or group is get_world_group()
@@ -1071,7 +1071,7 @@ def mpi_discovery(
     distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
 ) -> None:
     """Sets missing variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) from those of
-    mpirun or Slurm. Raises RuntimeError if these are not enough."""
+    mpirun or Slurm, else by asking mpi4py. Raises RuntimeError if neither is enough."""
     environment.mpi_discovery(distributed_port, verbose)
     if is_initialized():
         for name, known in (("RANK", get_rank()), ("WORLD_SIZE", get_world_size())):

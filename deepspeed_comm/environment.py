@@ -88,7 +88,7 @@ def discover(
     """Sets the missing variables of REQUIRED; the head of this module lists their sources.
 
     distributed_port: MASTER_PORT, if no source has one. rank, world_size: the program's own values,
-    used if no launcher gives others; -1 without.
+    used if no launcher gives others; -1: none.
 
     Returns the init_method to use, None for torch's default. If the launcher gives several
     addresses of rank 0's host, MASTER_ADDR stays unset and mpi:// tries them all.
@@ -122,7 +122,7 @@ def discover(
 
 
 def _complete(distributed_port: int, verbose: bool) -> None:
-    """Completes variables that were set by hand. A larger world than one must have MASTER_ADDR."""
+    """Completes variables set by hand. Needs RANK, WORLD_SIZE and MASTER_ADDR, or WORLD_SIZE=1."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     if os.environ.get("WORLD_SIZE") == "1":
         missing = []

@@ -42,7 +42,7 @@ def read_folder(folder: str | Path) -> dict[int, dict[str, Any]]:
 def align(records: dict[int, dict[str, Any]]) -> None:
     """Keeps the calls of each group that all ranks still have: a rank keeps its latest calls only.
 
-    The analyser would compare record numbers, which count the calls of all groups together.
+    Numbers the records anew: the analyser compares the numbers, which count all groups' calls.
     """
     first: dict[str, int] = {}
     for record in records.values():

@@ -52,7 +52,7 @@ def reduce_comm_off(flag: bool = False) -> None:
 
 
 def backward_comm_off(flag: bool = False) -> None:
-    """Switches off all-gather and reduce-scatter, the operations of a backward pass."""
+    """Switches all-gather and reduce-scatter, used in a backward pass, off (flag=True) or on."""
     all_gather_comm_off(flag)
     reduce_scatter_comm_off(flag)
 
@@ -98,13 +98,13 @@ def has_coalescing_manager(group: Any = None, device: Any = "cpu") -> bool:
         backend = find_backend(torch.device(device))
     except RuntimeError:  # the group has no backend for the device
         return False
-    # dscomm supports it, but reports false: else torch would make one Work of several messages.
+    # dscomm can coalesce, but reports false: else torch would make one Work of several messages.
     is_ours = backend.name() == constants.DSCOMM_BACKEND
     return is_ours or bool(getattr(backend, "supports_coalescing", False))
 
 
 def _device_type() -> str:
-    """The device type of the default group's tensors; a GPU's, if it has several."""
+    """The device type of the default group's tensors: the first other than "cpu", if any."""
     devices = getattr(dist.group.WORLD, "_device_types", [torch.device("cpu")])
     return next((device.type for device in devices if device.type != "cpu"), "cpu")
 
@@ -241,8 +241,8 @@ class TorchBackend(Backend):
     def inference_all_reduce(
         self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        # The native call comes first, and checks its arguments by itself: one Python call takes a
-        # quarter of its time.
+        # The native call comes first, and checks its arguments by itself: each Python call before
+        # it would add a quarter of the native call's time.
         if not is_dynamo() and not _switched_off:
             work = _direct.direct_all_reduce(
                 tensor, op, _direct.world._default_pg if group is None else group, async_op
@@ -515,7 +515,7 @@ class TorchBackend(Backend):
     def monitored_barrier(
         self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> Any:
-        """torch's function accepts only gloo, so dscomm's method is called here."""
+        """torch's function accepts only gloo; for other backends, calls the group's own method."""
         if self.get_rank(group) < 0:
             return None
         own = getattr(group or dist.group.WORLD, "monitored_barrier", None)
@@ -662,7 +662,7 @@ class TorchBackend(Backend):
 
 
 def _receive_of_unlisted(tensor: Any, src: int | None, group: Any, tag: int) -> int:
-    """dist.recv() for a group without torch's list of ranks, which it needs to name the sender."""
+    """dist.recv() for an unlisted group. torch's needs the list of ranks to name the sender."""
     if src is not None:
         dist.irecv(tensor, group=group, tag=tag, **_peer("src", src, None, group)).wait()  # type: ignore[union-attr]
         return src

@@ -14,8 +14,8 @@
 namespace dscomm {
 namespace {
 
-// Releases the GIL for its lifetime if this thread holds it: the thread that is waited for may need
-// it. A destructor may run with or without the GIL.
+// Releases the GIL for its lifetime if this thread holds it: the thread for which this one waits
+// may need it. A destructor of the backend may run with or without the GIL.
 class WithoutGil {
  public:
   WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
@@ -41,7 +41,7 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
-// Calls object.method(); returns a new reference, or null, with the exception cleared.
+// Returns a new reference to object.method(), or null, with no exception set, if the call fails.
 PyObject* call_or_null(PyObject* object, const char* method) {
   PyObject* result = object == nullptr ? nullptr : PyObject_CallMethod(object, method, nullptr);
   if (result == nullptr && PyErr_Occurred()) PyErr_Clear();
@@ -155,7 +155,7 @@ c10::intrusive_ptr<c10d::Backend> DscommBackend::split(
   for (int rank : ranks)
     split_options.global_ranks.push_back(
         options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<size_t>(rank)]);
-  // `store` is the new ProcessGroup's, which the backends of other devices use too.
+  // Backends of other devices use the new group's `store`, too, so dscomm's keys get a prefix.
   return create(c10::make_intrusive<c10d::PrefixStore>(kBackendName, store),
                 std::move(split_options));
 }

@@ -5,7 +5,8 @@
 // and stores the outputs. A synchronous call runs its body inline and returns a null Work. An
 // asynchronous call is queued with all that it needs, including its tensors.
 //
-// A coalesced call (a list of calls) is one body, so no other call runs between its parts.
+// A coalesced call, such as allreduce_coalesced(), makes one Team call for each tensor of a list.
+// All of them are one body, so no other call runs in between.
 #pragma once
 
 #include <Python.h>
@@ -61,7 +62,7 @@ class DscommBackend : public BackendBase {
   void setTimeout(std::chrono::milliseconds timeout) DSCOMM_OVERRIDE_TORCH_2;
   void abort() DSCOMM_OVERRIDE_TORCH_2;
   void shutdown() DSCOMM_OVERRIDE_TORCH_2;
-  // A copy, because split() and merge() change the options that they get.
+  // Returns a copy: torch changes the options before it passes them to split() or merge().
   c10::intrusive_ptr<BackendBase::Options> getBackendOptions() DSCOMM_OVERRIDE_TORCH_2;
 #if DSCOMM_TORCH_2
   bool supportsSplitting() const override { return true; }
@@ -86,7 +87,7 @@ class DscommBackend : public BackendBase {
   // ends when the manager does.
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
-  // Works always have durations.
+  // Nothing to enable: each Work measures its duration.
   void enableCollectivesTiming() override {}
 #endif
   std::string describe() const { return group_->describe(); }
@@ -171,8 +172,9 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int src, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   // Blocking messages for deepspeed_comm, without torch.distributed's layers and without a Work.
-  // They return when the tensor may be reused (send) or holds the message (receive). src -1 takes
-  // any source; its rank in the group is returned. For dense tensors, if may_block().
+  // They return when the tensor may be reused (send) or holds the message (receive). With src -1,
+  // a receive takes a message from any rank; it returns the sender's rank in the group. The tensor
+  // must be usable in place (contiguous, no conjugate or negative bit), and may_block() true.
   void send_and_wait(const at::Tensor& tensor, int dst, int tag);
   int receive_and_wait(const at::Tensor& tensor, int src, int tag);
   // False while calls are coalesced or a profiler listens, as both need a Work.
@@ -210,8 +212,8 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, c10d::OpType type,
                                          const char* title, int src, int tag);
   // The first local variable of each call. Ends coalescing that was abandoned, and coalescing in
-  // which this call throws: torch does neither, and later synchronous calls of this thread would
-  // return before they are done.
+  // which this call throws. torch does neither: without the guard, later synchronous calls of this
+  // thread would return before they are done.
   class CoalescingGuard {
    public:
     explicit CoalescingGuard(DscommBackend& backend)
@@ -235,7 +237,7 @@ class DscommBackend : public BackendBase {
     return thread != std::thread::id() && thread == std::this_thread::get_id();
   }
   void end_coalescing();
-  // Ends coalescing if its manager ended without doing so; returns whether that was the case.
+  // Ends coalescing if torch's manager has ended without endCoalescing(); returns whether it had.
   bool end_abandoned_coalescing();
   GroupIdentity identity() const;
   int check_rank(int64_t rank, const char* title, const char* argument) const;
@@ -244,8 +246,8 @@ class DscommBackend : public BackendBase {
   std::shared_ptr<Group> group_;
   GroupOptions options_;
   std::atomic<std::thread::id> coalescing_thread_{};  // thread between start- and endCoalescing()
-  std::vector<c10::intrusive_ptr<DscommWork>> coalesced_;  // used by that thread alone
-  // The _coalescing.Manager that started it; null if unknown. Guarded by the GIL.
+  std::vector<c10::intrusive_ptr<DscommWork>> coalesced_;  // only coalescing_thread_ uses it
+  // The _coalescing.Manager that started coalescing; null if unknown. Guarded by the GIL.
   PyObject* coalescing_manager_ = nullptr;
 };
 

@@ -25,8 +25,8 @@ namespace {
 // torch calls this for each process group of this backend.
 c10::intrusive_ptr<DscommBackend> create_backend(const c10d::DistributedBackendOptions& options,
                                                  const py::object& pg_options) {
-  // A group with one backend per device passes options made for another backend too. Only their
-  // timeout is used, and the timeout argument takes precedence, as in torch's own backends.
+  // A group with one backend per device passes options made for another backend, too. Nothing of
+  // the options is used: the group's timeout comes from torch's argument `timeout`.
   if (!pg_options.is_none() && !py::isinstance<BackendBase::Options>(pg_options))
     throw py::type_error("dscomm: pg_options: got " +
                          py::str(py::type::of(pg_options)).cast<std::string>() +
@@ -60,8 +60,8 @@ py::list settings() {
   return rows;
 }
 
-// torch passes a RedOpType, or a ReduceOp if the operation has a factor. pybind11 alone would
-// convert one to the other through a call into Python.
+// torch's operations are a RedOpType, or a ReduceOp if they have a factor. pybind11 alone would
+// convert a RedOpType to a ReduceOp through a call into Python.
 c10d::ReduceOp to_torch_op(const py::handle& op) {
   if (py::isinstance<c10d::ReduceOp::RedOpType>(op)) return op.cast<c10d::ReduceOp::RedOpType>();
   return op.cast<c10d::ReduceOp>();

@@ -70,7 +70,7 @@ CallInfo make_call(OpType type, const char* title, const Options& options, const
 // held when the call began, even if an earlier part has written them. Where outputs of two parts
 // overlap, the later part wins. gloo does the same.
 //
-// All parts share one deadline. It starts before it is copied; else each copy would start anew.
+// All parts share one deadline. Its clock starts before the parts copy it, so they share the clock.
 template <typename Part>
 struct CoalescedBody {
   std::vector<Part> parts;
@@ -121,7 +121,7 @@ void bump_version_of(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Consecutive slices of one buffer.
+// Pointers to consecutive parts of one buffer; part k has counts[k] elements.
 template <typename Pointer>
 std::vector<Pointer> slices_of(const Buffer& buffer, const std::vector<size_t>& counts) {
   std::vector<Pointer> slices(counts.size());
@@ -138,12 +138,13 @@ bool overlaps_any(const Buffer& buffer, const std::vector<Buffer>& others) {
                      [&](const Buffer& other) { return buffer.overlaps(other); });
 }
 
-// Stages a buffer that overlaps the list, unless it is exactly its slot, which a Team accepts.
+// Stages `one` if it overlaps a buffer of the list. If it begins at its own slot in the list, it is
+// in place, which a Team accepts.
 void stage_if_overlapping(Buffer& one, const void* its_place, const std::vector<Buffer>& others) {
   if (one.data() != its_place && overlaps_any(one, others)) one.stage();
 }
 
-// Checks a rank's buffer against its slot in a list, then calls stage_if_overlapping().
+// Checks this rank's buffer against its slot in the list, then calls stage_if_overlapping().
 void check_slot(Buffer& one, const std::vector<Buffer>& list, int rank,
                 const char* expected_count) {
   const Buffer& its_place = list[static_cast<size_t>(rank)];
@@ -152,7 +153,7 @@ void check_slot(Buffer& one, const std::vector<Buffer>& list, int rank,
   stage_if_overlapping(one, its_place.data(), list);
 }
 
-// The root's list, with a tensor for each rank. Raises if another rank passes a list.
+// Returns the root's list, a tensor for each rank, or {} on other ranks; raises if those pass one.
 Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, const char* argument,
                      const char* root_argument) {
   if (is_root) {
@@ -353,7 +354,7 @@ struct AllToAllBody {
   }
 };
 
-// Elements for each rank, from splits of dimension 0; an equal share each if there are no splits.
+// The elements for each rank, from `splits` of dimension 0; equal shares if there are no splits.
 std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t>& splits,
                                  const char* argument, size_t ranks) {
   const at::Tensor& tensor = buffer.tensor();

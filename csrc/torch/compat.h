@@ -37,7 +37,7 @@ using BackendBase = c10d::ProcessGroup;
 using DistBackendError = c10::Error;  // raised in Python as RuntimeError
 #endif
 
-// Whether the call may return before it is done. torch 1.13 always waits for the Work.
+// Whether the call may return before it is done. Always true in torch 1.13: it waits for the Work.
 template <typename Options>
 bool is_asynchronous(const Options& options) {
   if constexpr (requires { options.asyncOp; })
@@ -46,7 +46,7 @@ bool is_asynchronous(const Options& options) {
     return true;
 }
 
-// The type of a coalesced reduce_scatter_tensor; torch 2.12 gave it its own name.
+// The OpType of a coalesced reduce_scatter_tensor; torch 2.12 added one for it.
 template <typename OpType>
 constexpr OpType reduce_scatter_tensor_coalesced() {
   if constexpr (requires { OpType::REDUCE_SCATTER_TENSOR_COALESCED; })
@@ -70,7 +70,7 @@ void set_sequence(Info& info, int64_t sequence, bool is_message) {
     info.setSequenceInfo(sequence, is_message);
 }
 
-// The call's timeout; 0, for the group's, if the caller set none (c10d passes -1).
+// The call's timeout; 0, which means the group's timeout, if the caller set none (c10d passes -1).
 template <typename Options>
 std::chrono::milliseconds call_timeout(const Options& options) {
   return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(0);

@@ -24,7 +24,7 @@ namespace {
 
 using WeakBackend = c10::weak_intrusive_ptr<DscommBackend>;
 
-// The state below is guarded by the GIL. It keeps no group alive.
+// The GIL guards the two tables below. They keep no group alive.
 
 // A group and its backend. `reference`, a weak one, shows whether the group still exists.
 struct KnownGroup {
@@ -41,7 +41,7 @@ struct KnownOp {
 };
 // Never destroyed: Python is gone when static destructors run.
 auto& known_groups = *new std::unordered_map<PyObject*, KnownGroup>;
-auto& known_ops = *new std::deque<KnownOp>;  // a deque: calls without the GIL hold references
+auto& known_ops = *new std::deque<KnownOp>;  // a deque, so that references stay valid
 
 bool refers_to(PyObject* reference, PyObject* object) {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -83,7 +83,7 @@ void remember_direct_group(const py::object& group,
   known_groups.insert_or_assign(group.ptr(), std::move(known));
 }
 
-// ranks: from global rank to rank in the group.
+// ranks: the rank in the group, by global rank.
 void remember_ranks(const py::object& group, const std::unordered_map<int, int>& ranks) {
   const auto found = known_groups.find(group.ptr());
   if (found == known_groups.end()) throw py::value_error("dscomm: remember_group() comes first");
@@ -157,7 +157,7 @@ const at::Tensor* plain_tensor(PyObject* object) {
 template <typename Call>
 PyObject* call_without_gil(const at::Tensor& tensor, Call call) {
   const at::Tensor held = tensor;
-  struct WithoutGil {  // unlike backend.cc's, needs no check: Python's callers hold the GIL
+  struct WithoutGil {  // unlike backend.cc's, needs no check: Python calls with the GIL held
     PyThreadState* state = PyEval_SaveThread();
     ~WithoutGil() { PyEval_RestoreThread(state); }
   };
@@ -197,7 +197,7 @@ PyObject* direct_all_reduce(PyObject*, PyObject* const* arguments, Py_ssize_t co
   });
 }
 
-// A Python int from 0 to INT_MAX, else -1: the slow path then reports what is wrong.
+// A Python int from 0 to INT_MAX, else -1: the slow path, torch.distributed's, reports the mistake.
 int non_negative_or_minus_one(PyObject* object) {
   if (!PyLong_CheckExact(object)) return -1;
   int overflow = 0;
@@ -250,8 +250,8 @@ PyObject* direct_recv(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!has_four("direct_recv", count, "tensor, src, group and tag")) return nullptr;
   Message message;
   if (!message.parse(arguments, Message::kReceive)) Py_RETURN_NOTIMPLEMENTED;
-  // The source is returned as the caller's own object if it was named, else as a global rank. Copy
-  // the ranks now, because the group may be forgotten while the GIL is released.
+  // Returns the caller's own object if the caller named the source, else the source's global rank.
+  // Copies the ranks now, because the group may be forgotten while the GIL is released.
   const std::vector<int> global_ranks =
       message.peer < 0 ? message.known->global_ranks : std::vector<int>();
   int source = -1;

@@ -19,8 +19,9 @@
 namespace dscomm {
 namespace {
 
-// Enough for a call that all ranks have made; a call that a peer has not made may never end. Longer
-// than kGraceOfLeaversNs, so that a call that waits for a departed rank fails first.
+// How long an exit waits for running calls. Enough for a call that all ranks have made; a call that
+// a peer has not made may never end. Longer than kGraceOfLeaversNs, so that a call that waits for a
+// departed rank fails first.
 constexpr std::chrono::seconds kExitGrace{5};
 // An exit pauses this long for other threads that need the GIL. (With a gloo group beside dscomm,
 // one exit in three ended in SIGABRT without the pause, and none of 24 with it.)
@@ -48,8 +49,8 @@ State& state() {
     the_state = new State;
     return pthread_atfork(nullptr, nullptr, [] { the_state = new State; }) == 0;
   }();
-  (void)made;  // if it fails, for lack of memory, a forked child only waits too long in
-               // wait_for_calls()
+  (void)made;  // if pthread_atfork() fails, for lack of memory, a forked child only waits too long
+               // in wait_for_calls()
   return *the_state;
 }
 
@@ -78,7 +79,7 @@ bool other_threads_run() {
   return false;
 }
 
-// Called without the GIL: waits until threads whose calls have returned have taken it.
+// Call it without the GIL. Waits up to `limit` for threads whose calls have returned to take it.
 void yield_to_returning_threads(std::chrono::milliseconds limit) {
   std::this_thread::sleep_for(kOthersGrace);
   const auto end = std::chrono::steady_clock::now() + limit;
@@ -144,7 +145,7 @@ void end_calls(const std::string& exception) {
 
 void leave_groups() {
   for (const std::shared_ptr<Group>& group : living_groups())
-    // Skips a group that still has a call: a thread that Python ended may have left one behind.
+    // Skips a group with an unfinished call: a thread that Python ended may have left the call.
     if (group->idle_within(std::chrono::milliseconds(0))) group->shutdown_with_warning();
   Context::end_transport();
 }

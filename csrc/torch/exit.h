@@ -20,8 +20,8 @@ namespace dscomm {
 // Registers a group to be ended at exit. Holds no reference to it.
 void remember_group(const std::shared_ptr<Group>& group);
 
-// Mark the start of an asynchronous call or a blocking message, and the moment when no other thread
-// holds any part of it.
+// Mark the start of an asynchronous call or a blocking message, and the moment from which no other
+// thread holds its tensors.
 void call_begins();
 void call_ends();
 // Call it after a wait for a call: if the process is ending, waits for call_ends() of all calls.

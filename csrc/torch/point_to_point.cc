@@ -14,8 +14,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 constexpr int kArriveTag = -2;
 constexpr int kReleaseTag = -3;
 
-// The receives of a monitored barrier outlive the barrier's own wait by this much: a receive that
-// reaches its deadline ends the group with an error that names only one rank.
+// The messages of a monitored barrier have deadlines this much after the barrier's own: a message
+// that reaches its deadline ends the group, with an error that names only one rank.
 constexpr std::chrono::milliseconds kGrace{10000};
 
 const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors) {
@@ -29,8 +29,8 @@ void check_tag(int tag, const char* title, const Group& group) {
     raise_value_error("{}: tag: got {}, expected 0 or more", describe_call(title, group), tag);
 }
 
-// Starts with gloo's text, which programs search for: it names the first missing rank, or all of
-// them if `all`. Then lists all missing ranks.
+// Starts with gloo's text, which programs search for. With a limit of 0, that text names no missing
+// rank; else it names the first one, or all of them if `all`. Then lists all missing ranks.
 std::string describe_missing(const std::vector<int>& missing, std::chrono::milliseconds limit,
                              bool all) {
   const int64_t limit_ms = limit.count();
@@ -128,7 +128,7 @@ int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) 
   const Buffer buffer(tensor, Use::kWrite, Argument{"tensor"});
   const UnderWay under_way;
   int source = -1;
-  // As in receive(), a message sent before the group failed is still received.
+  // As in receive(), a message that was sent before the group failed is still received.
   const Status status = group_->blocking_receive(buffer.data(), buffer.count(), buffer.dtype(), src,
                                                  tag, std::chrono::milliseconds(0), &source);
   if (!status.ok()) raise_error(status, title, *group_);

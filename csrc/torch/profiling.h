@@ -26,7 +26,7 @@ struct GroupIdentity {
 // Whether a profiler listens; the only cost of profiling when none does.
 inline bool profiled() { return at::hasCallbacks(); }
 
-// The event of a synchronous call, for its lifetime. (Work holds an asynchronous call's.)
+// The event of a synchronous call; ends with this object. (Work holds an asynchronous call's.)
 class ProfiledCall {
  public:
   ProfiledCall(const CallInfo& call, at::TensorList inputs);
@@ -35,7 +35,7 @@ class ProfiledCall {
   at::RecordFunction record_;
 };
 
-// The record_param_comms event, for its lifetime.
+// The record_param_comms event of a call; ends with this object.
 class ProfiledParameters {
  public:
   ProfiledParameters(const CallInfo& call, const GroupIdentity& group, uint64_t sequence,

@@ -81,8 +81,8 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
   at::AutoDispatchBelowADInplaceOrView plain;  // autograd must not record the operators below
   (void)options.deadline.remaining_ns();       // starts the deadline of all three parts
   const auto ranks = static_cast<size_t>(team.size());
-  // fp16 and bf16 are summed in fp32 and rounded once, as for dense tensors; this includes entries
-  // of this rank with the same index.
+  // fp16 and bf16 are summed in fp32 and rounded once, as for dense tensors. So coalesce() adds up
+  // this rank's own entries with the same index in fp32, too.
   const at::ScalarType type = tensor.scalar_type();
   const bool is_short = type == at::kHalf || type == at::kBFloat16;
   const DType sum_dtype = is_short ? DType::kFloat32 : reduction.dtype;

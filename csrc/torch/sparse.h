@@ -1,8 +1,8 @@
 // All-reduce of sparse COO tensors.
 //
 // Ranks have entries at different positions, so nothing can be reduced in place. All ranks gather
-// the numbers of entries, then the indices, then the values, as three parts of one call. Each rank
-// then adds up the tensors in rank order, which gives the same bits everywhere.
+// the shapes and numbers of entries, then the indices, then the values, as three parts of one call.
+// Each rank then adds up the ranks' tensors in rank order, which gives the same bits everywhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>

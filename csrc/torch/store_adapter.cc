@@ -42,7 +42,7 @@ StoreAdapter::StoreAdapter(c10::intrusive_ptr<c10d::Store> store)
 
 Status StoreAdapter::failed(const char* what, const std::string& key,
                             const std::exception& error) const {
-  // The reason without the C++ backtrace with which what() of c10's errors ends.
+  // Leaves out the C++ backtrace with which what() of c10's errors ends.
   std::string reason = error.what();
   if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error))
     reason = c10_error->what_without_backtrace();

@@ -35,7 +35,7 @@ class StoreAdapter : public Store {
   Status failed(const char* what, const std::string& key, const std::exception& error) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::string keeper_text_;  // for errors, of a TCPStore: ", which the launcher keeps at a:29500,"
+  std::string keeper_text_;  // for errors: ", which the launcher keeps at a:29500,"; "" if unknown
   std::atomic<bool> has_compare_set_{
       true};  // whether the store has compareSet(); relaxed, guards no data
 };

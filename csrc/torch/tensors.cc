@@ -19,8 +19,8 @@ struct Dimension {
   int64_t stride_bytes;
 };
 
-// The dimensions with more than one element, outermost first; neighbours with one stride are
-// merged.
+// The dimensions with more than one element, outermost first. Two adjacent dimensions are merged if
+// one stride reaches all elements of both.
 c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
   c10::SmallVector<Dimension, 6> dimensions;
   const int64_t element_bytes = static_cast<int64_t>(tensor.element_size());
@@ -36,8 +36,9 @@ c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
   return dimensions;
 }
 
-// Calls visit(strided, dense, bytes) for each element in row-major order, or for each contiguous
-// row. ATen's own copies would start an OpenMP team per thread and read grad modes.
+// Calls visit(strided, dense, bytes) in row-major order: for each contiguous row, or for each
+// element if rows are not contiguous. ATen's own copies would start an OpenMP team per thread and
+// read grad modes.
 template <typename Visit>
 void walk(const at::Tensor& tensor, char* dense, Visit visit) {
   if (tensor.numel() == 0) return;
@@ -67,7 +68,7 @@ void walk(const at::Tensor& tensor, char* dense, Visit visit) {
   }
 }
 
-// A memcpy whose size is a compile-time constant for single elements.
+// A memcpy whose size is a compile-time constant for single elements of up to 8 bytes.
 template <typename To, typename From>
 void copy_run(To* to, From* from, int64_t bytes) {
   switch (bytes) {
@@ -245,7 +246,7 @@ void check_outputs(std::vector<Buffer>& outputs) {
     if (output.count() > 0) ranges.emplace_back(range_of(output.tensor()), &output);
   std::sort(ranges.begin(), ranges.end(),
             [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
-  // An output overlaps an earlier one only if it overlaps the one of these that reaches farthest.
+  // An output overlaps an earlier one only if it overlaps the earlier one that reaches farthest.
   for (size_t i = 1, farthest = 0; i < ranges.size(); ++i) {
     if (ranges[i].first.begin < ranges[farthest].first.end) {
       Buffer &a = *ranges[farthest].second, &b = *ranges[i].second;
@@ -295,8 +296,8 @@ bool stage_shared_buffers(std::span<const PartBuffers> parts) {
         if (buffer.count() > 0) extents.push_back({range_of(buffer.tensor()), k, written});
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.range.begin < b.range.begin; });
-  // Parts rarely overlap. One pass shows this, keeping the farthest-reaching extent and the
-  // farthest of any other part.
+  // Parts rarely overlap. One pass shows this. It keeps the farthest-reaching extent so far, and
+  // the farthest-reaching one of the other parts.
   bool apart = true;
   Extent farthest{{nullptr, nullptr}, 0, false}, of_another_part = farthest;
   for (const Extent& extent : extents) {

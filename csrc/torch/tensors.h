@@ -47,7 +47,7 @@ class Buffer {
 
   // Whether the two buffers overlap in the memory that a Team would access.
   bool overlaps(const Buffer& other) const;
-  // Uses a dense copy from now on, which overlaps nothing.
+  // From now on, data() is a dense copy of the tensor, which overlaps nothing.
   void stage();
   // verify() will compare the tensor with what store() wrote.
   void verify_when_stored() { verify_ = true; }
@@ -88,7 +88,7 @@ std::vector<const void*> read_pointers(std::span<const Buffer> buffers);
 std::vector<void*> write_pointers(std::span<const Buffer> buffers);
 std::vector<size_t> counts_of(std::span<const Buffer> buffers);
 
-// The buffers of one part of a coalesced call; a buffer may be in both.
+// The buffers of one part of a coalesced call; a buffer may be in both lists.
 struct PartBuffers {
   std::span<Buffer> reads;
   std::span<Buffer> writes;

@@ -15,8 +15,8 @@ struct CallInfo;
 
 class DscommWork : public c10d::Work {
  public:
-  // Runs after the operation has succeeded and before the Work ends, on the thread that finishes or
-  // waits, whichever comes first.
+  // Runs after the operation has succeeded and before the Work ends: on the thread that finishes
+  // the operation, or on one that waits for it or polls it, whichever comes first.
   using Epilogue = std::function<Status()>;
 
   DscommWork(const CallInfo& call, std::shared_ptr<Group> group, at::TensorList inputs,
@@ -42,7 +42,7 @@ class DscommWork : public c10d::Work {
   void check_process() const;
   bool ended() const { return const_cast<DscommWork*>(this)->isCompleted(); }
   std::exception_ptr reported_error() const;
-  // Ends the Work once the operation is done. The first caller does it; the others wait for that.
+  // Ends the Work; the operation must be done. The first caller ends it, and others wait for that.
   void complete();
   void mark(c10::ivalue::Future& future);
 
@@ -57,7 +57,7 @@ class DscommWork : public c10d::Work {
   std::mutex completing_;  // held while the epilogue runs, never during callbacks
   bool ended_ = false;     // guarded by completing_
   c10::intrusive_ptr<c10::ivalue::Future>
-      future_;  // guarded by completing_; made when first asked for
+      future_;  // guarded by completing_; made by the first getFuture()
 };
 
 #if DSCOMM_TORCH_2

@@ -25,7 +25,7 @@ class Collective:
     sources: from the same three, the sources of the parts of this rank's output.
     factor: busbw / algbw, from the number of ranks.
     divided: the size counts the parts of all ranks, not of one.
-    in_place: the output is the input.
+    in_place: the output is the input. reduces, rooted: it has an operator, a root.
     """
 
     inputs: Callable[[int, int, int], int]

@@ -19,14 +19,14 @@ from deepspeed_comm.bench.flags import DTYPES, Options
 from deepspeed_comm.bench.ledger import Ledger
 from deepspeed_comm.bench.plan import Setting
 
-# Consecutive samples of a backend before the next one's turn.
+# The number of consecutive samples of one backend before the next backend's turn.
 TURN = 10
 COPY_BYTES = 64 << 20
 
 
 @dataclasses.dataclass
 class Row:
-    """One backend's result. loop is "tight" or "touch"; wrong is None without a check."""
+    """One backend's result. loop: "tight" or "touch". wrong: wrong elements, None if unchecked."""
 
     collective: str
     size_bytes: int

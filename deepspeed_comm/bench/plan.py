@@ -12,7 +12,7 @@ from deepspeed_comm.bench.flags import DTYPES, Options, has_meaning
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One collective, dtype, operator and root; op and root are set even if unused."""
+    """One collective, dtype, operator and root; if unused, op is "sum" and root is -1."""
 
     collective: str
     dtype: str

@@ -30,7 +30,7 @@ class Histogram:
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
-        # By bucket, without empty ones; the times of a call fill few.
+        # By bucket, without empty ones; the times of a call fill few buckets.
         self._counts: dict[int, int] = {}
         # Sums make the mean of each bucket exact.
         self._sums: dict[int, float] = {}
@@ -61,7 +61,7 @@ class Histogram:
     def trimmed_mean(self, share: float) -> float:
         """The mean without round(count * share) numbers at either end; 0 without numbers."""
         cut = round(self.count * share)
-        first, last = cut, self.count - cut  # the ranks that remain
+        first, last = cut, self.count - cut  # the numbers that remain, by position
         seen, kept = 0, 0.0
         for count, mean in self._ascending():
             kept += mean * max(0, min(seen + count, last) - max(seen, first))
@@ -69,7 +69,7 @@ class Histogram:
         return kept / (last - first) if last > first else 0.0
 
     def _ascending(self) -> Iterator[tuple[int, float]]:
-        """(count, mean) of each bucket."""
+        """(count, mean) of each bucket, ascending by the mean."""
         for bucket in sorted(self._counts):
             count = self._counts[bucket]
             yield count, self._sums[bucket] / count

@@ -58,8 +58,8 @@ class CommsLogger:
         given = getattr(comms_config, "comms_logger", None)
         if given is None and not comms_config.comms_logger_enabled:
             return  # the configuration has no "comms_logger"
-        # DeepSpeed's comms_logger_enabled is also true with "enabled": false. So `enabled` counts
-        # if the user has set it, which DeepSpeed's pydantic model says; in our class, always.
+        # DeepSpeed's comms_logger_enabled is true even with "enabled": false. So `enabled` counts
+        # if the user has set it. DeepSpeed's pydantic model knows that; in our class, it is set.
         keys = getattr(given, "model_fields_set", {"enabled"})
         self.enabled = bool(comms_config.comms_logger_enabled) and (
             given is None or "enabled" not in keys or bool(given.enabled)
@@ -95,7 +95,7 @@ class CommsLogger:
     ) -> None:
         """Logs a call.
 
-        raw_name: the operation, which decides its bandwidth's factor. record_name: the name in the
+        raw_name: the operation, which decides the factor of busbw. record_name: the name in the
         log. latency: ms. msg_size: bytes. group_size: the ranks of the call's group; by default the
         world size. group: the group's name; stragglers are found among the calls of one group.
         """
@@ -155,7 +155,7 @@ class CommsLogger:
             self._calls.add(call)
 
     def own_calls(self) -> tuple[int, list[Call], int]:
-        """trace_events, the calls kept for save_trace(), and the number of older calls."""
+        """trace_events, the calls kept for save_trace(), and the number of older, dropped calls."""
         with self._mutex:
             return self._calls.limit, self._calls.calls(), self._calls.left_out()
 
@@ -210,7 +210,7 @@ class CommsLogger:
         return_dict: bool = False,
         compact: bool = False,
     ) -> dict[str, Any] | None:
-        """Prints the table, returns it as a dictionary, or both; log_summary() has its keys.
+        """Prints the table, returns it as a dictionary, or both; comm.log_summary() lists the keys.
 
         show_straggler: adds the time lost to stragglers, which makes this call collective over all
         ranks. compact: a table of at most 100 columns instead of DeepSpeed's.

@@ -50,7 +50,8 @@ def calc_bw_log(
 
     group_size: the number of ranks of the call's group; by default the world size.
 
-    busbw equals algbw for an operation with an unknown name. Both are 0 if duration is 0.
+    busbw equals algbw for operations other than all-reduce, all-gather, reduce-scatter and
+    all-to-all. Both are 0 if duration is 0.
     """
     if duration <= 0:
         return 0.0, 0.0
@@ -79,8 +80,8 @@ Latencies = dict[str, dict[int, dict[str, list[float]]]]
 def stragglers(mine: Latencies, everyones: list[Latencies]) -> dict[str, dict[int, dict[str, Any]]]:
     """The latency of each call on the fastest rank, and how much longer it took on this rank.
 
-    The latest calls of each group are compared in pairs, counted from the last one, among the ranks
-    that logged them. "count" is the number of calls compared.
+    Compares the latest calls of each group among the ranks that logged them, counted from the end:
+    the last call of each rank, the second last, and so on. "count" is the number of calls compared.
     """
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for name, records in mine.items():

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _MARK = "doctor: "
-TOO_LATE = "did not end in time"  # of Answer.ended
+TOO_LATE = "did not end in time"  # a value of Answer.ended
 # The first lines of faulthandler's report: the signal, the thread, the place.
 _LINES_OF_A_CRASH = 4
 # The time for a killed child to end.
@@ -55,7 +55,7 @@ class Answer:
 
 
 class Child:
-    """A running child. A context manager that kills it at its end."""
+    """A running child. As a context manager, it kills the child when the block ends."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import os
 
 from deepspeed_comm.doctor import child
 
-# In the order in which DSCOMM_MPI=auto tries them.
+# The values of DSCOMM_MPI, in the order in which DSCOMM_MPI=auto tries them.
 _SETTINGS = ("openmpi", "mpich")
 
 
@@ -23,12 +23,12 @@ class MpiLibrary:
 
     @property
     def module(self) -> str:
-        """The file built with it."""
+        """The name of the transport module that is built with this library."""
         return f"libdscomm_{self.setting}.so"
 
     @property
     def version_key(self) -> str:
-        """The key of its version in the build record."""
+        """The key of the library's version in the build record."""
         return self.name.lower().replace(" ", "_") + "_version"
 
 

@@ -64,7 +64,7 @@ def check_processors(finding: Finding, examination: Examination) -> None:
     if ranks is None:
         return
     finding.say(f"the launcher starts {ranks} ranks on this host")
-    # A bound rank sees only its own CPUs; other ranks have others.
+    # A bound rank sees only its own CPUs. Other ranks may have the others, so all CPUs count.
     room = min(quota, online if len(cpus) < online else cores)
     if ranks > room:
         finding.warn(

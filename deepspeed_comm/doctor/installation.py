@@ -25,7 +25,7 @@ _TORCH_COMMAND = "pip install torch==2.13.0, then build deepspeed_comm again"
 # Linux 5.1 has memory that is read-only for peers; 5.3 has pidfd_open().
 _BEST_KERNEL = (5, 3)
 
-# Highway's instruction sets: larger numbers are faster. Reductions use none of AVX3's additions.
+# Highway's instruction sets: larger numbers are faster. Reductions gain nothing beyond AVX3.
 _VECTORS = {
     "EMU128": 0,
     "SCALAR": 0,
@@ -104,7 +104,7 @@ def check_extension(finding: Finding, examination: Examination) -> None:
     if "torch" in facts:
         finding.say(f"torch's C++ ABI: {'cxx11' if facts['cxx11_abi'] else 'before cxx11'}")
     if "extension_error" in facts:
-        # The message has the command that rebuilds it, or the loader's missing library.
+        # The message has the command that rebuilds the module, or names the missing library.
         missing = re.search(r"\(lib(hwloc|hwy)\S* cannot open", facts["extension_error"])
         advice = "run the command above"
         if missing:

@@ -14,7 +14,7 @@ import re
 import sys
 
 THREAD_MULTIPLE = 3
-VERSION_BYTES = 8192  # MPI's are shorter
+VERSION_BYTES = 8192  # the version texts of MPI libraries are shorter
 
 
 def tell(**facts: object) -> None:

@@ -30,7 +30,7 @@ def main() -> None:
     folder, rank, timeout_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     torch.set_num_threads(1)
     tell(step="init_process_group")
-    if hasattr(dist.Backend, "_ensure_backend_registered"):  # torch 2.14: as for any group
+    if hasattr(dist.Backend, "_ensure_backend_registered"):  # as torch 2.14 does for any group
         dist.Backend._ensure_backend_registered("dscomm")
     if not hasattr(dist.Backend, "DSCOMM"):
         import deepspeed_comm  # noqa: F401 - torch learns of the backend by this import

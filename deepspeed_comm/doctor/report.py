@@ -85,7 +85,7 @@ def worst(findings: Iterable[Finding]) -> Outcome:
 
 
 def as_json(findings: list[Finding], about: dict[str, Any]) -> dict[str, Any]:
-    """The object of --json. about: its entries about the host."""
+    """The object of --json. about: the object's entries about the host."""
     return {
         "schema": SCHEMA,
         **about,

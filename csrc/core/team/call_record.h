@@ -40,7 +40,7 @@ static_assert(sizeof(CallRecord) == 64);
 struct Call {
   CallRecord record;
   const CallOptions* options;
-  // Only for an all_gather, and compared only by a parent team, whose sub-calls all depend on them.
+  // Output counts of an all_gather. Only a parent team compares them: its sub-calls depend on them.
   std::span<const size_t> out_counts = {};
 };
 

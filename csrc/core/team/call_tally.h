@@ -1,5 +1,5 @@
-// CallTally: how a Team has carried out its calls, for the debug log: the algorithm by size, the
-// tensors that peers read in place, the distance of the peers.
+// CallTally: how a Team has carried out its calls, for the debug log: the algorithms by size, the
+// number of tensors that peers read in place, and whether the peers' cores share a cache.
 //
 // Logs a line when a collective first uses an algorithm, so that a hanging job's log has it, and a
 // line for each collective when the Team ends. Not thread-safe: a Team runs one call at a time.
@@ -28,9 +28,10 @@ class CallTally {
 
   // Counts a call with `bytes` bytes on this rank. The algorithm is a string literal.
   void add(Collective kind, const char* algorithm, size_t bytes);
-  // Counts a tensor that is large enough to be read in place, and is, if it lies in the pool.
+  // Counts a tensor of the call that add() counted last. The tensor is large enough to be read in
+  // place. Peers do so only if it lies in the pool.
   void add_tensor(bool is_in_pool);
-  // Sets the distance of the peers, as far as it is known now: a string literal.
+  // Sets the distance of the peers, as measured so far: a string literal such as "cache-near".
   void set_distance(const char* distance) { distance_ = distance; }
 
   // The line that is logged for a collective at the Team's end; empty if there was no call.

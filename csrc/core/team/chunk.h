@@ -6,7 +6,7 @@
 
 namespace dscomm {
 
-// The number of elements in the chunk that begins at `begin`, of `count` elements in all.
+// The number of elements, at most `chunk`, in the chunk at `begin` in a block of `count` elements.
 inline size_t in_chunk(size_t count, size_t begin, size_t chunk) {
   return count > begin ? std::min(chunk, count - begin) : 0;
 }

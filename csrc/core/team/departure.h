@@ -1,5 +1,5 @@
-// Departure: how a rank has gone without dying, for errors of collectives and messages. Either it
-// left its group, or its process announced its end (Team::note_end()).
+// Departure: how a rank has gone without dying, for the error texts of other ranks. Either the rank
+// left its group, or its process announced that it is about to end (Team::note_end()).
 #pragma once
 
 #include <optional>

@@ -15,10 +15,10 @@ namespace dscomm {
 // in flight: data that the dead member sent earlier, or the cause from a rank with direct evidence.
 inline constexpr int64_t kCauseGraceNs = 200'000'000;
 
-// How long members may need, on an overloaded machine, to make a call that no abort affects.
+// How long, on an overloaded machine, members may need for a call that an abort should not end.
 inline constexpr int64_t kLateCallNs = 5'000'000'000;
 
-// Decides, between the slices of one wait, whether an abort ends the wait. If the member that
+// Decides, each time that a wait checks for aborts, whether an abort ends it. If the member that
 // aborted had finished the call (see Team::failure_in()), the abort ends it only after kLateCallNs:
 // the members that are still in the call, or about to make it, need nothing from that member.
 // Another member that gives up before it has finished the call publishes an abort that ends the
@@ -37,7 +37,7 @@ class AbortMonitor {
   }
 
  private:
-  int64_t seen_ns_ = 0;  // when an abort after the call was first seen; 0: none yet
+  int64_t seen_ns_ = 0;  // when check() first saw an abort after the call; 0: it has seen none
 };
 
 class FirstCause {

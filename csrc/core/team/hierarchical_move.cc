@@ -43,7 +43,7 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
   const size_t in_all = (count + chunk - 1) / chunk;
-  size_t spread = 0;  // chunks
+  size_t spread = 0;  // chunks distributed so far
   const auto spread_next = [&]() -> Status {
     const size_t begin = spread++ * chunk;
     return inner_->broadcast(buffer + begin * dtype_bytes(dtype), std::min(chunk, count - begin),
@@ -106,9 +106,9 @@ Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, D
   return {};
 }
 
-// Each outer call carries the blocks of `least_domain_` ranks of each domain. The received part of
-// each block is distributed while the rest travels. Each rank already has all blocks of its own
-// domain.
+// Each pass of the loop carries the blocks of `least_domain_` ranks of each domain: each outer call
+// carries one block of each domain. The received part of each block is distributed inside while the
+// rest travels. Each rank already has all blocks of its own domain.
 Status HierarchicalTeam::spread_overlapped(DType dtype, Outputs outs, Counts counts, size_t chunk,
                                            const CallOptions& sub_call) {
   note(Collective::kAllGather, "overlapped", counts[rank_] * dtype_bytes(dtype));
@@ -128,7 +128,7 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, Outputs outs, Counts cou
         slice_elements += count;
       }
     }
-    size_t spread = 0;  // elements of each block
+    size_t spread = 0;  // elements of each block distributed so far
     const auto spread_next = [&]() -> Status {
       for (int domain = 0; domain < domain_count(); ++domain)
         if (domain != domain_)
@@ -208,8 +208,8 @@ Status HierarchicalTeam::spread_packed(DType dtype, Outputs outs, Counts counts,
   return {};
 }
 
-// The first `width` ranks of this domain each have one block of another domain. Distributes `chunk`
-// elements of each block, from `begin` on.
+// Local rank k < `width` of this domain has the block of local rank `first` + k of another domain,
+// `domain`. Distributes `chunk` elements of each block inside, from element `begin` on.
 Status HierarchicalTeam::spread_blocks(DType dtype, Outputs outs, Counts counts, int domain,
                                        int first, int width, size_t begin, size_t chunk,
                                        const CallOptions& sub_call) {
@@ -246,8 +246,9 @@ std::vector<size_t> HierarchicalTeam::outside(Counts counts) const {
 }
 
 // Within a domain, blocks go by the inner Team; between domains, by the direct Team. The inner call
-// runs while the first direct messages travel. Without options_.compare_calls, the domains also
-// agree on the call during that time.
+// runs while the first direct messages travel, or before them if the direct Team cannot overlap
+// (takes_chunks()). Without options_.compare_calls, a barrier of slice 0 follows the inner call, in
+// which the domains agree on the call.
 template <typename CallInner, typename CallDirect>
 Status HierarchicalTeam::exchange_blocks(const CallOptions& sub_call, const CallInner& call_inner,
                                          const CallDirect& call_direct) {
@@ -265,7 +266,7 @@ Status HierarchicalTeam::exchange_blocks(const CallOptions& sub_call, const Call
   return call_direct(options);
 }
 
-// The agreement inside a domain whose blocks all go to other domains.
+// The agreement inside a domain that exchanges blocks only with another domain, the root's.
 Status HierarchicalTeam::agree_inside(const CallOptions& sub_call) {
   return options_.compare_calls ? Status() : inner_->barrier(sub_call);
 }

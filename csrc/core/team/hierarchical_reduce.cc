@@ -56,8 +56,8 @@ class HierarchicalTeam::Slicing {
   int slice_count_;
 };
 
-// Turns complete sums into results: the division of AVG, and the only rounding. `results` may be
-// `sums`.
+// Turns complete sums into results: divides for AVG, and rounds widened sums to halves. `results`
+// may be `sums`.
 void HierarchicalTeam::make_results(std::byte* sums, std::byte* results, size_t count,
                                     const Levels& levels) const {
   if (count == 0) return;
@@ -112,8 +112,8 @@ Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums,
 
 // The fewest elements of a chunk: an outer Team cuts each chunk into a few messages.
 constexpr size_t kLeastChunk = 16;
-// A reduce_scatter of more blocks does not overlap. A chunk has a part of each block, so messages
-// would be shorter than 4 KiB, which costs more than overlap gains.
+// A reduce_scatter of more blocks than this does not overlap. A chunk has a part of each block, so
+// messages would be shorter than 4 KiB, which costs more than overlap gains.
 constexpr size_t kMostOverlappedBlocks = 64;
 constexpr size_t kMostStaging = 16;  // times staging_bytes
 
@@ -143,7 +143,7 @@ size_t HierarchicalTeam::overlapped_chunk(const Slicing& slicing, const Levels& 
   const size_t chunk = overlapped_chunk(slicing.count(0), levels.sum_bytes(), least_bytes,
                                         is_in_place ? 2 : kLeastChunksOfRings);
   if (is_in_place || chunk == 0) return chunk;
-  // If possible, a ring stays in the cache.
+  // Limits the chunk, so that a ring stays in the cache if possible.
   const size_t most_bytes = std::max(options_.staging_bytes / 4, least_bytes);
   const size_t of_ring =
       ring_chunk(std::min(chunk, most_bytes / levels.sum_bytes()), levels.sum_bytes(), least_bytes);
@@ -227,7 +227,7 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
     return inner_->gather(mine, counts[me], levels.whole.dtype, {outs.data(), blocks},
                           {counts.data(), blocks}, index_of(root), last_call);
   };
-  size_t reduced = 0, spread = 0;  // chunks
+  size_t reduced = 0, spread = 0;  // chunks so far
   const auto make_next_inner_call = [&]() -> Status {
     return reduced < in_all && reduced < spread + 2 ? reduce_inside(reduced++)
                                                     : spread_inside(spread++);
@@ -443,8 +443,8 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
 }
 
 // Makes one outer call. While it moves some chunks, the ranks of each domain pack and reduce later
-// chunks. This rank has one ring for each domain: the sums for the domain's rank that has the same
-// local rank as this one. Results go directly to `out`; widened results go through one more ring.
+// chunks. This rank has one ring for each domain, with the sums for the domain's rank that has the
+// same local rank as this one. Results go directly to `out`, widened ones first to another ring.
 Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out,
                                                        size_t chunk, const Levels& levels,
                                                        const CallOptions& sub_call) {
@@ -459,7 +459,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts
   std::byte* const results = levels.is_widened ? rings + domains_.size() * ring_bytes : out;
   std::vector<const void*> regions(members().size());
   std::vector<size_t> region_counts(members().size());
-  size_t reduced = 0;  // chunks
+  size_t reduced = 0;  // chunks so far
   const auto reduce_next = [&]() -> Status {
     const size_t begin = reduced * chunk;
     pack(ins, counts, begin, chunk, levels, packed, &regions, &region_counts);
@@ -486,7 +486,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(Inputs ins, Counts counts
     while (reduced < in_all && reduced * chunk < end) DSCOMM_RETURN_IF_ERROR(reduce_next());
     return {};
   };
-  size_t finished = 0;  // elements
+  size_t finished = 0;  // results made so far, in elements
   const auto make_next_results = [&] {
     const size_t count = in_chunk(counts[rank_], finished, chunk);
     make_results(results + finished % ring * sum_bytes, out + finished * element_bytes, count,

@@ -152,7 +152,7 @@ Status HierarchicalTeam::end_call(const Status& status) {
 }
 
 // A sub-call has shown a difference. But the first difference may be in an earlier call, which this
-// rank finished without waiting for others. The ranks at fault get a moment to report that one.
+// rank finished without waiting for others. Waits up to kDifferenceWait for a report of that one.
 Status HierarchicalTeam::first_difference(const Status& found) {
   if (!found.message().starts_with(kDifferentCalls) || !options_.compare_calls ||
       !cause_.get().ok())
@@ -231,7 +231,7 @@ Status HierarchicalTeam::begin_call(Call& call) {
     sub_call_options_.history = history_;
     history_ = hash_call(history_, call_);
   }
-  sub_call_options_.domains = nullptr;  // of the parent team
+  sub_call_options_.domains = nullptr;  // options.domains are the parent team's
   sub_call_options_.meanwhile = nullptr;
   if (sub_call_options_.parent == nullptr)
     sub_call_options_.parent = this;  // the outermost parent, which checks all child Teams

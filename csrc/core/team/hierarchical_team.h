@@ -29,12 +29,12 @@
 // domains, other chunks are reduced or distributed inside them. The same holds for a long reduce or
 // reduce_scatter, if all domains have the same size. An overlapped call uses only as many slices as
 // the smallest domain has ranks, so no rank leads two: more slices would not make the smallest
-// domain faster. (An all_gather makes several outer calls for each slice, each for the blocks of
-// that many ranks of each domain.) The inner calls have the same order on all ranks, for example
-// when reducing (R) and distributing (S) chunks: R0 R1 S0 R2 S1 R3 S2 ... Each inner call follows a
-// fixed step of the outer calls: the same step in all slices, or the last step of a shorter slice.
-// So a rank that waits in an inner call has completed all steps for which the others may wait
-// before they reach this inner call.
+// domain faster. (A broadcast uses slice 0 only. If domains differ in size, an all_gather makes
+// several outer calls for each slice. Each carries one block of each domain.) The inner calls have
+// the same order on all ranks, for example when reducing (R) and distributing (S) chunks: R0 R1 S0
+// R2 S1 R3 S2 ... Each inner call follows a fixed step of the outer calls: the same step in all
+// slices, or the last step of a shorter slice. So a rank that waits in an inner call has completed
+// all steps for which the others may wait before they reach this inner call.
 //
 // Agreement. Each sub-call carries the record of its parent call (CallOptions::parent_call). The
 // Teams below compare these records and show them in errors. So two ranks of one Team that make
@@ -43,15 +43,15 @@
 // elements, before it uses another slice or waits in the direct Team: first in its domain, then, as
 // leader of slice 0, with the other leaders. (A leader of slice 0 may begin with the other
 // leaders.) So any disagreement is detected by some pair of neighbours. The two end all their
-// Teams. Ranks that wait for them, or call next, adopt the cause. A rank that waits for none of the
-// ranks that disagree (the root of a broadcast, a sender of a gather) may have returned by then. It
-// gets the cause in its next call, as in any Team.
+// Teams. Ranks that wait for these two, or make their next call, adopt the cause. A rank that waits
+// for none of the ranks that disagree (the root of a broadcast, a sender of a gather) may have
+// returned by then. It gets the cause in its next call, as in any Team.
 //
 // With HierarchyOptions::compare_calls, ranks that wait for long make all ranks compare their
-// calls. Then calls that use the direct Team skip slice 0, and domains without the root skip their
-// inner Team. In this case, and in broadcasts and reduces among few domains, only ranks that
-// exchange data compare the call at once. The others detect a difference in a later call, which
-// carries a hash of the calls before it (CallOptions::history).
+// calls. With this option, calls that use the direct Team skip slice 0 and, in a gather or scatter,
+// domains without the root skip their inner Team. In these calls, and in broadcasts and reduces
+// among few domains, only ranks that exchange data compare the call at once. The others detect a
+// difference in a later call, which carries a hash of the calls before it (CallOptions::history).
 //
 // Time. A rank in a later step of a call may wait for a rank in an earlier step, and that rank has
 // better evidence of the fault. So each step has a slightly later deadline than the step before.
@@ -92,10 +92,10 @@ using TeamFactory = std::function<Result<std::unique_ptr<Team>>(std::span<const 
 struct HierarchyOptions {
   // The Teams below are called "<name>/domain<d>", "<name>/slice<k>" and "<name>/direct".
   std::string name;
-  // About how much data is in flight at once, and the size of each of the two buffers that a rank
-  // allocates when it needs them. Overlapped calls have two chunks in flight for each slice. A
-  // chunk has up to twice this size in the caller's memory; a buffer has up to 16 times this size.
-  // With so many domains that messages would be short, chunks are longer. The same on all ranks.
+  // About how many bytes are in flight at once, and the usual size of each of the two buffers that
+  // a rank allocates when it needs them. Overlapped calls have two chunks in flight for each slice.
+  // A chunk has up to twice this size in the caller's memory; a buffer, up to 16 times. Chunks are
+  // longer if messages among many domains would be too short. Must be the same on all ranks.
   size_t staging_bytes = size_t{1} << 20;
   // Whether sums of float16 and bfloat16 are float32 from end to end and rounded once. Otherwise
   // they are rounded at each of the two levels, and half as many bytes travel across. AVG and
@@ -109,10 +109,10 @@ struct HierarchyOptions {
   // For comparing calls between ranks that share no child Team. Called before the first sub-call of
   // each call. reads_all: this rank needs data from all others.
   std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
-  // See Team::compare_calls(). Requires `received_notice`. If set, domains skip the agreement in
-  // calls in which ranks wait only for ranks whose data they need.
+  // See Team::compare_calls(). Requires `received_notice`. If set, domains do not agree on a call
+  // in which each rank waits only for ranks whose data it needs.
   std::function<void(bool always)> compare_calls = {};
-  std::string group = {};  // its name, for the log
+  std::string group = {};  // the name of the user's group, for the log
 };
 
 class HierarchicalTeam final : public Team {
@@ -131,7 +131,7 @@ class HierarchicalTeam final : public Team {
                                                         const TeamFactory& make_outer,
                                                         HierarchyOptions options);
 
-  // Leaves while the child Teams can still call finished_calls().
+  // Calls leave() while the child Teams can still call this Team's finished_calls().
   ~HierarchicalTeam() override;
 
   int rank() const override { return rank_; }
@@ -194,14 +194,14 @@ class HierarchicalTeam final : public Team {
                                   const Levels& levels, int root, size_t chunk,
                                   const CallOptions& sub_call);
 
-  // Elements of a chunk of an overlapped call in which each slice has blocks of up to `count`
-  // elements of this size. A chunk has at least `least_bytes`. 0 if the blocks are shorter than
-  // `least_chunks` of the shortest chunks, or if nothing can overlap.
+  // The number of elements in a chunk of an overlapped call. Each slice of the call has blocks of
+  // up to `count` elements. A chunk has at least `least_bytes`. Returns 0 if the blocks are shorter
+  // than `least_chunks` of the shortest chunks, or if nothing can overlap.
   size_t overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes = 0,
                           size_t least_chunks = 2) const;
-  // For the slices of an all_reduce or a reduce.
+  // The same for the slices of an all_reduce or a reduce. is_in_place: sums need no rings.
   size_t overlapped_chunk(const Slicing& slicing, const Levels& levels, bool is_in_place) const;
-  // `chunk`, rounded down to a size for rings (see Chunks), or up if that is below `least_bytes`.
+  // `chunk`, rounded down to a size for rings (see Chunks), or up if down is below `least_bytes`.
   size_t ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes = 0) const;
   Status run_reduce_scatter_overlapped(Inputs ins, Counts counts, std::byte* out, size_t chunk,
                                        const Levels& levels, const CallOptions& sub_call);
@@ -246,8 +246,8 @@ class HierarchicalTeam final : public Team {
   int index_of(int rank) const { return index_of_[rank]; }
   // The outer Team of the first slice that this rank leads.
   Team& outer() const { return *led_.front().team; }
-  // One of two buffers of at least this size. Its contents are valid until the next call for the
-  // same buffer.
+  // Buffer `which` of the two, with at least this size. Its contents are valid until the next
+  // staging() of the same buffer.
   Result<std::byte*> staging(int which, size_t bytes);
 
   const int rank_;
@@ -263,7 +263,7 @@ class HierarchicalTeam final : public Team {
 
   // By local rank: the destinations of a reduce_scatter or all_gather in the slices that this local
   // rank leads, by slice and then by domain. The data of a destination crosses domains in the slice
-  // whose number is its local rank.
+  // whose number is the destination's local rank.
   std::vector<std::vector<int>> destinations_;
 
   CallRecord call_;  // the call in progress
@@ -273,7 +273,7 @@ class HierarchicalTeam final : public Team {
   std::unique_ptr<Team> inner_;
   std::vector<LedSlice> led_;     // ascending by index
   std::unique_ptr<Team> direct_;  // of all ranks
-  std::vector<Team*> teams_;      // all of these, in the order of creation
+  std::vector<Team*> teams_;      // all child Teams, in the order of creation
   uint64_t history_ = 0;          // see CallOptions
   FirstCause cause_;
   std::atomic<uint64_t> finished_calls_{0};

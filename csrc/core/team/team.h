@@ -37,17 +37,18 @@ class Team;
 // inside the call. If one fails, the call fails with that status.
 struct Chunks {
   size_t count = 0;  // elements of each block in one chunk; the last chunk may be shorter
-  // If `ring` is not 0, a reduction's input blocks are rings of `ring` elements, which is two
-  // chunks: value i of a block lies at i modulo `ring`. `out_ring`: the same for results. With a
-  // ring, `count` is a power of two, or a multiple of 4 * Team::piece_bytes() in elements.
+  // If `ring` is not 0, the memory of each input block of a reduction is a ring of `ring` elements,
+  // the length of two chunks: element i of the block lies at index i modulo `ring`. `out_ring`: the
+  // same for results. With a ring, `count` is a power of two, or a multiple of the number of
+  // elements in 4 * Team::piece_bytes().
   size_t ring = 0, out_ring = 0;
-  // Called before values are read, with a growing `end`: must produce all values before `end`,
-  // which may lie behind the last value. The first chunk exists from the beginning. At most two
-  // chunks are in progress: chunk k + 2 is requested after chunk k has been read and passed to
-  // consume(). Empty if all values exist.
+  // Called before values are read, with a growing `end`: must produce the values of each block
+  // before index `end`, which may lie behind the last value. The first chunk must exist when the
+  // call begins. At most two chunks are in progress: chunk k + 2 is requested after chunk k has
+  // been read and passed to consume(). Empty if all values exist when the call begins.
   std::function<Status(size_t end)> make;
   // Called when all results before `end` exist and the values before `end` will not be read again.
-  // A short call need not call this: all its results exist when it returns. May be empty.
+  // A Team need not call this in a short call: all results exist when that returns. May be empty.
   std::function<Status(size_t end)> consume;
 };
 
@@ -57,8 +58,8 @@ struct CallOptions {
   // Position in a coalesced list. Lists of different lengths are a mismatch.
   uint32_t part = 0;
   uint32_t part_count = 1;
-  // Set by the parent team: its call, of which this one is a sub-call. Members must agree on it,
-  // because sub-calls of different calls may be identical. Errors show it.
+  // Set by the parent team: its call, of which this one is a sub-call. Members must agree on the
+  // parent's call, because sub-calls of different calls may be identical. Errors show that call.
   const CallRecord* parent_call = nullptr;
   // With `parent_call`: a hash of the calls before that one, on which members must also agree: a
   // rank that needs no data from others may have finished an earlier call that differs.
@@ -76,7 +77,7 @@ struct CallOptions {
   const std::vector<int>* domains = nullptr;
   // For a Team that takes_chunks(), with `domains`; may be null. Called once, on the calling
   // thread, after this rank has begun to send and before it waits, unless the call has failed. If
-  // it fails, the call fails with that status.
+  // the function fails, the call fails with that status.
   const std::function<Status()>* meanwhile = nullptr;
   // Not 0: an all_reduce that will be repeated with the same count and dtype, so a Team may keep
   // what it prepares. Members must agree on it.
@@ -90,7 +91,7 @@ class Team {
   using Outputs = std::span<void* const>;
   using Counts = std::span<const size_t>;
 
-  // The number of elements of all these blocks.
+  // The sum of the counts.
   static size_t total_count(Counts counts) {
     return std::accumulate(counts.begin(), counts.end(), size_t{0});
   }
@@ -110,7 +111,7 @@ class Team {
   // Copies the root's buffer to all ranks. count and dtype must agree on all ranks.
   Status broadcast(void* buffer, size_t count, DType dtype, int root, const CallOptions& options);
 
-  // As all_reduce, but writes only the root's out. Others may pass null; their in is not changed.
+  // As all_reduce, but writes only the root's out. Others may pass a null out; their in is kept.
   Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
                 const CallOptions& options);
 
@@ -159,7 +160,7 @@ class Team {
   // yet. Call it last, on the thread of the calls. The destructor leaves, too.
   virtual Status leave() { return {}; }
 
-  // The rest is for parent teams and their child Teams, on the thread of the calls or thread-safe.
+  // The rest is for parent teams: on the thread of the calls only, unless marked as thread-safe.
 
   // For the outermost Team, on the thread of the call in progress: makes the other members compare
   // their last calls with this rank's, including the call in progress. A difference ends the Team;
@@ -180,7 +181,7 @@ class Team {
   // Sets the outermost parent team, whose calls are counted in abort records. Call it before the
   // first call. The parent outlives this Team.
   virtual void set_parent(const Team* /*parent*/) {}
-  // How many calls this rank has finished, for abort records. Thread-safe.
+  // How many calls of this Team this rank has finished, for abort records. Thread-safe.
   virtual uint64_t finished_calls() const { return 0; }
 
  protected:

@@ -8,12 +8,13 @@
 
 namespace dscomm {
 
-// Whether sums of this reduction are float32 although its values are halves: always for AVG and
-// PREMUL_SUM, which would round halves once more and may exceed their range.
+// Whether sums of this reduction are float32 although its values are halves. Always for AVG and
+// PREMUL_SUM, which would round halves once more and may exceed their range; never for MIN and MAX;
+// else `halves_as_float32` decides.
 bool is_widened(const Reduction& reduction, bool halves_as_float32);
 
-// `halves` may be unaligned; the floats must be aligned. The two buffers must not overlap, but in
-// narrow() they may begin at the same address. dtype is that of the halves.
+// `halves` may be unaligned; the floats must be aligned. The two buffers must not overlap, except
+// that in narrow() they may begin at the same address. dtype is that of the halves.
 void widen(float* floats, const std::byte* halves, size_t count, DType dtype);
 void narrow(std::byte* halves, const float* floats, size_t count, DType dtype);
 
