@@ -267,8 +267,8 @@ class BringUp {
               : "look for another MPI on the library path, and for settings of MPI in the "
                 "environment";
       return make_status(Code::kUnsupported,
-                         "{} came up as rank {} of {} in MPI_COMM_WORLD, which is not one "
-                         "world of the {} ranks; {}",
+                         "{} came up as rank {} of {} in MPI_COMM_WORLD, not in one world of "
+                         "all {} ranks; {}",
                          name(member), world_rank.rank, world_rank.size, size(), advice);
     }
     return {};

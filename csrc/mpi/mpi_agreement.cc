@@ -112,7 +112,7 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
 }
 
 std::string explain_lost_difference(const CallRecord& call) {
-  return format_text("{} before call #{}, longer ago than calls are kept{}", kDifferentCalls,
+  return format_text("{} before call #{}, too long ago for its record{}", kDifferentCalls,
                      call.number(), kMakeSameCalls);
 }
 

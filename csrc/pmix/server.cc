@@ -79,7 +79,7 @@ std::string PmixServer::start(const PmixDescription& description, const std::str
   description_ = description;
   the_server = this;
   wakeup_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wakeup_.valid()) return "eventfd failed";
+  if (!wakeup_.valid()) return "eventfd failed; raise the limit of open files (ulimit -n)";
 
   static pmix_server_module_t module{};
   module.client_connected = on_connected;

@@ -106,7 +106,7 @@ bool knows_ranks(const py::object& group) {
 }
 
 void remember_op(const py::object& op, const c10d::ReduceOp& torch_op) {
-  if (op.ptr() == Py_None) throw py::type_error("dscomm: op: got None");
+  if (op.ptr() == Py_None) throw py::type_error("dscomm: op: got None, expected an operator");
   known_ops.push_back({op, torch_op});
 }
 

@@ -175,8 +175,8 @@ Buffer::Buffer(const at::Tensor& tensor, Use use, const Argument& argument)
     raise_value_error("{}: got a tensor on {}, expected one on the CPU", argument.text(),
                       tensor.device().str());
   if (tensor.layout() != at::kStrided)
-    raise_type_error("{}: got a tensor of layout {}, expected a dense one", argument.text(),
-                     c10::str(tensor.layout()));
+    raise_type_error("{}: got a tensor of layout {}, expected a dense one (tensor.to_dense())",
+                     argument.text(), c10::str(tensor.layout()));
   dtype_ = to_dtype(tensor.scalar_type(), argument);
   tensor_ = tensor._is_zerotensor() ? with_memory(tensor, use, argument) : tensor;
   check_memory(tensor_, argument);

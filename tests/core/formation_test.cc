@@ -190,7 +190,7 @@ TEST_P(FormationOf, LateRankAfterTimeoutReportsTheCause) {
     const std::string& text = formation.status().message();
     EXPECT_NE(text.find("waiting for rank 0"), std::string::npos) << text;
     EXPECT_EQ(text.find("rank 0, rank"), std::string::npos) << text;
-    EXPECT_EQ(text.find("gave up before") != std::string::npos, rank == 0) << text;
+    EXPECT_EQ(text.find("has already given up") != std::string::npos, rank == 0) << text;
     if (rank != 0) gave_up.arrive_and_wait();
   });
 }

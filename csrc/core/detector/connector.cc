@@ -11,6 +11,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/format.h"
+#include "core/base/packer.h"
 #include "core/transport/members.h"
 
 namespace dscomm {
@@ -36,7 +37,7 @@ Status Connector::read(const std::string& bytes) {
   Message invitation;
   if (!decode(bytes, &invitation) || invitation.id != request_.id ||
       invitation.kind != MessageKind::kInvitation)
-    return Status(Code::kInternal, "what " + name() + " published is no invitation");
+    return malformed_value("invitation of " + name());
   std::istringstream words(invitation.text);
   words >> token_;
   const std::vector<std::string> offered{std::istream_iterator<std::string>(words),

@@ -35,7 +35,7 @@ Status Listener::open() {
   token_ = format_text("{:016x}{:016x}", token[0], token[1]);
   Status last(Code::kUnsupported, own_name() +
                                       " has no network at which other hosts could reach it: no "
-                                      "interface but loopback is up, or none was allowed");
+                                      "interface but loopback is up, or DSCOMM_IFNAME allows none");
   for (const std::string& address :
        reachable_addresses(request_.members, request_.rank, request_.rank))
     if (Status status = listen_at(address); !status.ok()) last = status;
@@ -65,7 +65,7 @@ Status Listener::listen_at(const std::string& address) {
   for (int port = ports.first;; ++port) {
     listener =
         UniqueFd(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!listener.valid()) return failed("no socket (ulimit -n?)");
+    if (!listener.valid()) return failed("no socket; raise its limit of open files (ulimit -n)");
     // Allows a port that connections of an ended job keep busy for a minute. With this option two
     // ranks may bind the same port; listen() then fails on the second one, which tries the next.
     const int on = 1;

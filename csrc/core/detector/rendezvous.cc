@@ -297,7 +297,7 @@ std::string Rendezvous::awaited() const {
   for (const auto& [rank, peer] : peers_)
     if (!peer.is_up && !peer.is_ready)
       return name(rank) +
-             ", which is connected, to say that those it waits for are, too; see "
+             ", which is connected, to report that the ranks it waits for are, too; see "
              "whether it is stopped";
   return "";
 }

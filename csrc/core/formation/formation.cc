@@ -314,7 +314,7 @@ class FormationRun {
         return make_status(
             Code::kMismatch,
             "the ranks passed different members to it: {} is global rank {}, but rank "
-            "{} expects global rank {}",
+            "{} expects global rank {}; pass the same list on every rank",
             name_rank(static_cast<int>(rank)), members_[rank].global_rank, request_.rank,
             request_.global_ranks[rank]);
     return {};

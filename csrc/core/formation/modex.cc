@@ -583,8 +583,8 @@ Result<Modex::Table> Modex::follow() {
           make_status(Code::kTimeout, "timed out after {} waiting for {}", deadline_.timeout_text(),
                       who.empty() ? "rank 0, which has stopped or ended" : who);
       // If rank 0 arrives later, it fails at once instead of waiting for this rank.
-      static_cast<void>(put(make_status(Code::kTimeout, "rank {} gave up before: {}", request_.rank,
-                                        reason.message())));
+      static_cast<void>(put(make_status(Code::kTimeout, "rank {} has already given up: {}",
+                                        request_.rank, reason.message())));
     } else if (is_closed_ || is_formed_) {  // rank 0 reads no more entries
       static_cast<void>(remove_if_own());
     } else {
@@ -762,8 +762,10 @@ Status Modex::conflict(const Entry& other) {
   const std::string advice =
       other.members.empty() && request_.members.empty()
           ? "; start one process for each rank, and give each job a store of its own"
-          : format_text(", one made it of global ranks {}, the other of {}", other.members,
-                        request_.members);
+          : format_text(
+                ", one made it of global ranks {}, the other of {}; pass the same list on every "
+                "rank",
+                other.members, request_.members);
   const Status cause(Code::kMismatch, duplicate_rank_text(request_.rank) + advice);
   const uint64_t theirs = other.nonce;
   has_conflict_ = true;

@@ -108,7 +108,8 @@ PointToPoint::CellResult PointToPoint::take_cell(Connection& connection, const A
       (continues && header.port != connection.incoming->port))
     return broken("came out of order");
   if (!continues) {
-    if (header.port == 0 || header.port > last_port_) return broken("is for a port that never was");
+    if (header.port == 0 || header.port > last_port_)
+      return broken("is for a port that was never opened");
     connection.incoming = begin_message(connection, header, finished);
   }
   if (connection.incoming == nullptr) return CellResult::kLeft;

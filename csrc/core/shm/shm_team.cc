@@ -110,9 +110,10 @@ Status ShmTeam::receive_round(int member, uint32_t round, size_t bytes, void* ou
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(member, round + 1));
   const uint64_t published = mailboxes_->slot(member).staged.bytes;
   if (round == 0 && published != bytes)
-    return mailboxes_->fail(Code::kMismatch, format_text("{} sends {} bytes where {} expects {}",
-                                                         mailboxes_->name_member(member), published,
-                                                         mailboxes_->name_member(rank()), bytes));
+    return mailboxes_->fail(Code::kMismatch,
+                            format_text("{} sends {} bytes where {} expects {}; make both equal",
+                                        mailboxes_->name_member(member), published,
+                                        mailboxes_->name_member(rank()), bytes));
   return receive_piece(member, round, 0, bytes, tuning_.chunk_bytes, out);
 }
 

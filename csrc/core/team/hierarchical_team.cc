@@ -136,7 +136,8 @@ Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
     buffer.memory.reset(new (std::nothrow) std::byte[bytes]);
     buffer.bytes = buffer.memory == nullptr ? 0 : bytes;
     if (buffer.memory == nullptr)
-      return make_status(Code::kResource, "rank {} has no {} bytes of memory left for staging",
+      return make_status(Code::kResource,
+                         "rank {} cannot allocate {} bytes for staging; free memory on its host",
                          rank_, bytes);
   }
   return buffer.memory.get();

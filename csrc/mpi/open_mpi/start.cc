@@ -89,7 +89,8 @@ class OpenMpiStart final : public MpiStart {
     const std::string name = name_member(request.members, leader);
     Result<std::string> text = context.exchange.await(mine, context.deadline);
     if (text.status().code() == Code::kTimeout && !context.exchange.has_read_failure())
-      return make_status(Code::kTimeout, "timed out: nothing was heard from {} within {}", name,
+      return make_status(Code::kTimeout,
+                         "timed out: nothing was heard from {} within {}; see its output", name,
                          context.deadline.timeout_text());
     if (!text.ok()) return text.status();
     context.exchange.remove(mine);

@@ -102,7 +102,8 @@ Result<Mapping> map_for_reading(int fd, size_t bytes) {
     return Status(Code::kUnsupported, "the memory it handed over could shrink or is too small");
   void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED)
-    return make_status(Code::kResource, "mapping its memory failed (ulimit -v?): {}",
+    return make_status(Code::kResource,
+                       "mapping its memory failed: {}; raise ulimit -v if it is limited",
                        std::strerror(errno));
   madvise(mapped, bytes, MADV_DONTFORK);
   madvise(mapped, bytes, MADV_DONTDUMP);

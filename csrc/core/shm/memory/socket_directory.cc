@@ -226,7 +226,7 @@ void SocketDirectory::answer(int connection) {
 
 Directory::Attached SocketDirectory::attach(const PeerAddress& address, const Deadline& deadline) {
   if (address.magic != kArenaMagic || address.version != kLayoutVersion)
-    return {nullptr, "it runs another version of dscomm"};
+    return {nullptr, "it runs another version of dscomm; install the same everywhere"};
   if (address.arena == arena_->id()) return {std::make_shared<Peer>(address, arena_, pool_), ""};
   {
     std::lock_guard lock(mutex_);

@@ -25,11 +25,13 @@ size_t machine_bytes() {
 Result<std::shared_ptr<TensorPool>> TensorPool::create(size_t pool_bytes,
                                                        const Topology* topology) {
   if (resource_limit(RLIMIT_AS) != RLIM_INFINITY)
-    return Status(Code::kResource, "the limit on address space (ulimit -v) leaves none for it");
+    return Status(Code::kResource, "it needs unlimited address space (ulimit -v unlimited)");
   pool_bytes = std::min<size_t>({pool_bytes, machine_bytes(), resource_limit(RLIMIT_FSIZE)}) /
                kPageBytes * kPageBytes;
   if (pool_bytes < kSmallestPool)
-    return make_status(Code::kResource, "{} bytes are too few for it (ulimit -f?)", pool_bytes);
+    return make_status(Code::kResource,
+                       "{} bytes are too few for it; raise DSCOMM_POOL_BYTES or ulimit -f",
+                       pool_bytes);
   std::shared_ptr<TensorPool> pool(new TensorPool);
   DSCOMM_ASSIGN_OR_RETURN(SealedMemory memory, SealedMemory::reserve("dscomm-pool", pool_bytes));
   pool->space_ = BlockSpace(std::move(memory), kGrowBytes);
@@ -40,7 +42,8 @@ Result<std::shared_ptr<TensorPool>> TensorPool::create(size_t pool_bytes,
 Result<std::byte*> TensorPool::allocate(size_t bytes) {
   if (inherited_.load(std::memory_order_relaxed))
     return Status(Code::kUnsupported, "the pool belongs to the parent of this process");
-  if (bytes > size()) return make_status(Code::kResource, "the pool holds {} bytes", size());
+  if (bytes > size())
+    return make_status(Code::kResource, "the pool holds {} bytes; raise DSCOMM_POOL_BYTES", size());
   bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
   std::lock_guard lock(mutex_);
   std::optional<uint64_t> offset = space_.take(bytes);
