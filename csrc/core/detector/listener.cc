@@ -34,8 +34,10 @@ Status Listener::open() {
     return Status(Code::kResource, own_name() + " got no random numbers: " + std::strerror(errno));
   token_ = format_text("{:016x}{:016x}", token[0], token[1]);
   Status last(Code::kUnsupported, own_name() +
-                                      " has no network at which other hosts could reach it: no "
-                                      "interface but loopback is up, or DSCOMM_IFNAME allows none");
+                                      " has no network at which other hosts could reach "
+                                      "it: no interface but loopback is up");
+  if (auto allowed = select_networks(own_interfaces(), request_.settings.ifname); !allowed.ok())
+    last = Status(allowed.status().code(), own_name() + ": " + allowed.status().message());
   for (const std::string& address :
        reachable_addresses(request_.members, request_.rank, request_.rank))
     if (Status status = listen_at(address); !status.ok()) last = status;

@@ -215,12 +215,6 @@ std::vector<std::string> own_addresses() {
   return addresses;
 }
 
-std::vector<std::string> own_networks() {
-  std::vector<std::string> networks;
-  for (Interface& interface : own_interfaces()) networks.push_back(std::move(interface.network));
-  return networks;
-}
-
 Result<std::vector<std::string>> select_networks(const std::vector<Interface>& interfaces,
                                                  const std::string& wanted) {
   const std::vector<std::string> words = split(wanted, ',');
@@ -232,9 +226,9 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
     if (std::none_of(interfaces.begin(), interfaces.end(),
                      [&](const Interface& interface) { return matches(word, interface); }))
       return make_status(
-          Code::kInvalidArgument,
-          "'{}' is neither the name of an interface that is up nor a network in which "
-          "one has an address; those that are up and not loopback: {}",
+          Code::kUnsupported,
+          "DSCOMM_IFNAME: '{}' is neither the name of an interface that is up nor a network in "
+          "which one has an address; those that are up and not loopback: {}",
           word, there);
   std::vector<std::string> selected;
   for (const Interface& interface : interfaces)

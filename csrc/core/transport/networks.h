@@ -27,12 +27,9 @@ std::vector<Interface> own_interfaces();
 // All addresses from which processes of this network namespace may connect, loopback included.
 std::vector<std::string> own_addresses();
 
-// The networks of own_interfaces(), as "address/prefix".
-std::vector<std::string> own_networks();
-
-// The networks that a user allows, in the order of `interfaces`. `wanted` lists interfaces ("eth0")
-// and networks ("10.0.0.0/16"), separated by commas; empty allows all. kInvalidArgument, with the
-// available interfaces, if an entry of `wanted` matches none.
+// The networks that a user allows, as "address/prefix", in the order of `interfaces`. `wanted` is
+// DSCOMM_IFNAME: interfaces ("eth0") and networks ("10.0.0.0/16"), separated by commas; empty
+// allows all. kUnsupported, with the available interfaces, if an entry of `wanted` matches none.
 Result<std::vector<std::string>> select_networks(const std::vector<Interface>& interfaces,
                                                  const std::string& wanted);
 
