@@ -105,8 +105,8 @@ def initialize_sub_comm(size: int, rank: int, kvs: Any, ranks: list[int]) -> Non
         return
     if len(key) != size or not 0 <= rank < size or key[rank] != _rank:
         raise ValueError(
-            f"initialize_sub_comm: this is rank {_rank}, which is not at position {rank} of the "
-            f"{size} ranks {list(ranks)}"
+            f"initialize_sub_comm: got size {size}, rank {rank} and ranks {list(ranks)}; expected "
+            f"{size} ranks, with this rank, {_rank}, at position {rank}"
         )
     name = "ccl " + ",".join(map(str, key))
     _groups[key] = _make_group(name, list(key), rank, kvs)

@@ -337,7 +337,7 @@ class TorchBackend(Backend):
         self, tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         if not self.has_all_reduce_coalesced:
-            raise RuntimeError(f"torch {torch.__version__} lacks all_reduce_coalesced: call all_reduce")
+            raise RuntimeError(f"torch {torch.__version__} has no all_reduce_coalesced")
         if _is_off("all_reduce"):
             return Noop()
         return dist.all_reduce_coalesced(tensors, torch_reduce_op(op), group, async_op)
@@ -570,7 +570,7 @@ class TorchBackend(Backend):
 
     # --- point-to-point
 
-    # The direct call comes first, as in inference_all_reduce().
+    # send() and recv() try the direct call first, as inference_all_reduce() does.
 
     def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
         if not is_dynamo():

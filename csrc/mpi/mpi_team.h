@@ -425,7 +425,8 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostUnreceivedBytes = size_t{128} << 10;
   std::vector<size_t> unreceived_bytes_;  // by rank; see note_sent()
   std::array<MpiStaging, kInFlight> staging_;
-  // By plan, count, dtype and op; not by factor, which is applied before sending.
+  // By plan (see CallOptions), count, dtype and op. The factor of PREMUL_SUM does not count: it is
+  // applied before MPI gets the values.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; a member, to save an allocation per round
   std::unique_ptr<CallTally> tally_;  // null unless calls are logged

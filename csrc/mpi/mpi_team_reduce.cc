@@ -149,7 +149,8 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
   return run(rounds);
 }
 
-// Only calls of one round are prepared: others have several in flight. All ranks decide the same.
+// Only calls of one round are prepared: longer calls have several rounds in flight, but a prepared
+// all-reduce has one request. All ranks decide the same.
 PersistentAllReduce* MpiTeam::find_prepared(size_t count, const Reduction& reduction) {
   const bool is_one_round = count > 0 && chunks_ == nullptr &&
                             count * on_wire(reduction).wire_bytes() <= options_.chunk_bytes;

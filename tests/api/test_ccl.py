@@ -83,7 +83,7 @@ def _surface(world: World) -> None:
         is_first = world.rank == pair[0]
         own = ccl.get_sub_kvs_addr(is_first)
         kvs = first_ranks(world, "sub_kvs", own if is_first else None)
-        with pytest.raises(ValueError, match="which is not at position"):
+        with pytest.raises(ValueError, match="at position"):
             ccl.initialize_sub_comm(2, 1 - pair.index(world.rank), kvs, pair)
         ccl.initialize_sub_comm(2, pair.index(world.rank), kvs, pair)
         tensor = torch.full((5,), float(world.rank))

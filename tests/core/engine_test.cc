@@ -463,7 +463,7 @@ TEST(Engine, CallsOfSeveralThreadsDuringShutdownDoNotOverlap) {
   });
 }
 
-TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
+TEST(Engine, GroupCanBeMadeAgainUnderItsNameAfterShutdown) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int64_t i = 0; i < 20; ++i) {
       std::shared_ptr<Group> group = host.group(context, rank, 2, "default");

@@ -136,7 +136,7 @@ TEST(Flooding, CompareCallsReportsFirstDifferenceToAllRanks) {
   }
 }
 
-TEST(Flooding, CompareCallsEndsTeamOnceRankBehindMakesDifferentCall) {
+TEST(Flooding, LateDifferentCallAfterCompareCallsEndsTeam) {
   for (const bool is_first_call : {true, false}) {
     SimulatedNetwork network(2, 4, kHopUs, kHandleUs);
     for (int rank = 0; rank < network.size() && !is_first_call; ++rank)

@@ -61,7 +61,8 @@ TEST_F(MemoryReservationTest, RefusalOfRequestBeyondLimitNamesTheLimit) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kResource);
   EXPECT_EQ(refused.status().message(),
-            "cgroup memory.max of /job leaves 104857600 bytes, and 104857600 more are needed");
+            "cgroup memory.max of /job leaves 104857600 bytes; 104857600 are needed, and 18415616 "
+            "must stay free");
   EXPECT_TRUE(make(80 * kMiB).ok());
 }
 

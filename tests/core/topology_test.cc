@@ -54,7 +54,7 @@ TEST(Topology, DescriptionOfOneObjectUsesSingular) {
   EXPECT_EQ(described.rfind("1 package, 1 NUMA node, 1 L3, 1 core; ", 0), 0u) << described;
 }
 
-TEST(Topology, BindingsAreFoundOnASyntheticMachine) {
+TEST(Topology, CpuListsGiveNumaNodeAndL3OnSyntheticMachine) {
   // cpus 0-7 are in node 0 (0-3 and 4-7 have an L3 each), 8-15 in node 1.
   auto topology = load_or_fail("pack:2 [numa] l3:2 core:2 pu:2");
   EXPECT_EQ(topology->binding_of("0"), (CpuBinding{0, 0}));

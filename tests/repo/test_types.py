@@ -90,7 +90,7 @@ def own_names() -> list[str]:
 
 
 @needs_mypy
-def test_mypy_checks_programs_against_the_types(tmp_path: Path) -> None:
+def test_mypy_accepts_correct_program_and_reports_mistakes(tmp_path: Path) -> None:
     config = ("--config-file", str(ROOT / "pyproject.toml"))
     (tmp_path / "program.py").write_text(
         PROGRAM + "\n".join(f"dist.{name}" for name in own_names())

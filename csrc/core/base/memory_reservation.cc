@@ -152,8 +152,9 @@ Status refusal(const MemoryLimit& limit, int64_t others_bytes, size_t bytes) {
   std::string others;
   if (others_bytes > 0)
     others = ", of which other processes are taking " + std::to_string(others_bytes);
-  return make_status(Code::kResource, "{} leaves {} bytes{}, and {} more are needed", limit.source,
-                     limit.available_bytes, others, bytes);
+  return make_status(Code::kResource, "{} leaves {} bytes{}; {} are needed, and {} must stay free",
+                     limit.source, limit.available_bytes, others, bytes,
+                     MemoryReservation::spare_bytes(bytes));
 }
 
 }  // namespace
@@ -232,7 +233,8 @@ MemoryReservation::Refusal MemoryReservation::try_once(const std::string& proc,
 Result<MemoryReservation> MemoryReservation::make(size_t bytes, const std::string& proc,
                                                   const std::string& cgroup) {
   if (bytes > static_cast<size_t>(kMostPages) * kPageBytes)
-    return make_status(Code::kResource, "{} bytes are more than can be taken at once", bytes);
+    return make_status(Code::kResource, "{} bytes of memory are more than can be reserved at once",
+                       bytes);
   const int64_t began_ns = monotonic_ns();
   MemoryReservation reservation(bytes);
   Others last;

@@ -98,7 +98,7 @@ class MpichStart final : public MpiStart {
     return environment;
   }
 
-  // Serves MPI's barriers, which all ranks enter in the same order.
+  // Serves the PMI barriers of MPI_Init_thread, which all ranks enter in the same order.
   Status check(StartContext& context) override {
     listeners_->restrict_new(context.plan.addresses);
     std::optional<std::string> put = server_->entered_barrier();
