@@ -262,8 +262,10 @@ Status SocketTeam::check_for_end(const CallOptions& options) {
 Status SocketTeam::lost(const SocketTeamMember& member, const CallOptions& options) {
   for (Deadline limit = Deadline::after(kReasonLimit); !limit.expired();
        limit.nap(kSliceMs * kMs)) {
+    // Read before check_for_end(), which reports a death: what is left then is a departure.
+    const bool is_gone = !detector_.gone(member.transport_rank).ok();
     DSCOMM_RETURN_IF_ERROR(check_for_end(options));
-    if (!detector_.gone(member.transport_rank).ok()) break;
+    if (is_gone) break;
   }
   const Departure departure = detector_.departure(member.transport_rank);
   return fail(Code::kPeerLeft, member.name + " " + departure.how() + " before it made this call; " +
