@@ -10,6 +10,7 @@
 #include "core/base/packer.h"
 #include "core/store/store_exchange.h"
 #include "core/transport/members.h"
+#include "core/transport/networks.h"
 #include "mpi/abandonable.h"
 #include "mpi/guarded.h"
 #include "mpi/meet.h"
@@ -68,6 +69,7 @@ class BringUp {
  private:
   Status steps() {
     step_ = "agreeing on how to start MPI";
+    DSCOMM_RETURN_IF_ERROR(own(check_own_networks()));
     DSCOMM_RETURN_IF_ERROR(own(check_own_mpi()));
     DSCOMM_RETURN_IF_ERROR(agree_on_plan());
     world_ = std::make_unique<MpiWorld>(plan().origin, std::move(start_));
@@ -128,7 +130,12 @@ class BringUp {
 
   // --- the plan
 
-  // Checks that need no other rank.
+  // The two checks that need no other rank. If DSCOMM_IFNAME fits no network, MPI would not say so.
+  Status check_own_networks() const {
+    if (!request_.members[request_.rank].networks.empty()) return {};
+    return select_networks(own_interfaces(), request_.settings.ifname).status();
+  }
+
   Status check_own_mpi() {
     if (initialisation_left_behind.load())
       return Status(Code::kUnsupported,

@@ -20,9 +20,6 @@ from tests.cluster.hosts import ROOT, Host, Hosts
 from tests.cluster.jobs import MPI, Job, JobFailure, has_mpich, mpirun, slurm, start_ranks, torchrun
 
 
-LOOPBACK = "0100007F"  # as in /proc/net/tcp
-
-
 def test_hosts_with_bridge_of_same_address_connect(make_hosts: Callable[[int], Hosts]) -> None:
     """An interface with the same address on all hosts, as of a container engine, connects none of
     them."""
@@ -104,7 +101,7 @@ def test_listening_ports_are_within_the_range(make_hosts: Callable[[int], Hosts]
         hosts, [0, 0, 1, 1], "works_on.py", env={"DSCOMM_PORTS": "20000-20007"}
     ) as job:
         job.wait_for("working")
-        ports = [port for place, port in listening_at(hosts[1]) if place != LOOPBACK]
+        ports = [port for port, is_local in listening_ports(hosts[1]) if not is_local]
         assert len(ports) >= 2 and set(ports) <= set(range(20000, 20008)), ports
         (job.folder / "go").touch()
         job.results()
@@ -190,30 +187,31 @@ def stop_helper(host: Host, is_ready: bool) -> tuple[int, int]:
                     return pid, int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])
 
 
-def listening_at(host: Host) -> list[tuple[str, int]]:
-    """The address, as the kernel's hexadecimal digits, and the port of each listening socket."""
+def listening_ports(host: Host) -> list[tuple[int, bool]]:
+    """Each port, and whether it listens only on loopback."""
     tables = [Path(f"/proc/{host.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()[1:]]
     names = [words[1].split(":") for words in rows if words[3] == "0A"]
-    return [(place, int(port, 16)) for place, port in names]
+    return [(int(port, 16), place == "0100007F") for place, port in names]
 
 
 def test_ifname_keeps_ports_of_other_networks_closed(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(2)
     for number in range(2):
         hosts[number].set_network(
-            "link add name other type dummy",
+            "link add name other type veth peer name end",
             f"addr add 10.88.0.{number + 1}/24 dev other",
             "link set other up",
+            "link set end up",
         )
-    env = {"DSCOMM_IFNAME": "eth0"}
-    with start_ranks(hosts, [0, 0, 1, 1], "works_on.py", env=env) as job:
-        job.wait_for("working")
-        places = [place for place, _ in listening_at(hosts[1])]
-        assert "02004D0A" in places, places  # 10.77.0.2: the failure detector
-        assert "0200580A" not in places, places  # 10.88.0.2
-        (job.folder / "go").touch()
-        job.results()
+    env = {"DSCOMM_IFNAME": "eth0", "DSCOMM_DEBUG": "debug"}
+    with start_ranks(hosts, [0, 0, 1, 1], "joins.py", env=env) as job:
+        job.wait_for("destroyed")
+        # The failure detector listens only until all are connected; the log has its addresses.
+        logs = [process.output().splitlines() for process in job.processes.values()]
+        lines = [line for log in logs for line in log if "listening for other members" in line]
+        assert lines, job.report()
+        assert all(" at 10.77.0." in line and "10.88.0." not in line for line in lines), lines
 
 
 def test_ifname_without_such_network_on_one_rank_raises_on_all_ranks(
