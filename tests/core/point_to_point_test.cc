@@ -904,7 +904,7 @@ TEST(PointToPoint, CorruptPeerMemoryIsAnInternalError) {
   corrupt([](ChannelEntry*, Cell* cell) { cell->header.cell_bytes = 1 << 30; }, "overflows", 10000);
   corrupt([](ChannelEntry*, Cell* cell) { cell->header.cell_bytes = 16; }, "does not fit");
   corrupt([](ChannelEntry*, Cell* cell) { cell->header.sequence = 5; }, "out of order");
-  corrupt([](ChannelEntry*, Cell* cell) { cell->header.port = 1000; }, "never was");
+  corrupt([](ChannelEntry*, Cell* cell) { cell->header.port = 1000; }, "never opened");
   corrupt([](ChannelEntry*, Cell* cell) { cell->header.group = 1000; }, "another group");
   corrupt([](ChannelEntry*, Cell* cell) { cell->header.source = 0; },
           "says that it is from rank 0");

@@ -174,15 +174,15 @@ class Modex {
   bool is_put_ = false, follows_ = false;
   int64_t put_ns_ = 0;
   uint64_t put_changes_ = 0;
-  bool has_conflict_ = false;           // another process claims this rank
-  bool has_trouble_ = false;            // rank 0 has read the key `trouble`
-  bool is_closed_ = false;              // the key `closed` counts as rank 0's failure
-  bool is_formed_ = false;              // the others have formed the group, without this rank
-  std::map<int, int64_t> removed_ns_;   // when rank 0 removed the entry of that rank
-  std::vector<int> expected_;           // on rank 0: other owners, until fetch() finds all
-  std::map<int, std::string> fetched_;  // entries from fetch(), until read() uses them
-  std::vector<Entry> seen_;             // by rank, as last read
-  std::map<int, Entry> table_;          // by owner
+  bool has_conflict_ = false;                 // another process claims this rank
+  bool has_trouble_ = false;                  // rank 0 has read the key `trouble`
+  bool is_closed_ = false;                    // the key `closed` counts as rank 0's failure
+  bool is_formed_ = false;                    // the others have formed the group, without this rank
+  std::map<int, int64_t> removed_ns_;         // when rank 0 removed the entry of that rank
+  std::vector<int> expected_;                 // on rank 0: other owners, until fetch() finds all
+  std::map<int, std::string> fetched_;        // entries from fetch(), until read() uses them
+  std::vector<Entry> seen_;                   // by rank, as last read
+  std::map<int, Entry> table_;                // by owner
   std::vector<int> entry_owners_, owner_of_;  // of the table; owner_of_ is by rank
   std::string table_bytes_;
   std::vector<std::string> tables_;          // keys of rank 0's tables, including superseded ones
