@@ -424,7 +424,7 @@ def test_json_csv_table_and_plot_have_same_figures(tmp_path: Path) -> None:
         ("--backend smoke", "torch knows no backend 'smoke'"),
         ("--direct --backend gloo", "--direct is all_reduce or ping_pong over dscomm"),
         ("--direct barrier", "--direct is all_reduce or ping_pong over dscomm"),
-        ("--touch -m 2", "--touch comes before each timed call"),
+        ("--touch -m 2", "--touch rewrites the tensors before each timed call"),
         ("--nonsense", "unrecognized arguments: --nonsense"),
     ],
 )
