@@ -286,6 +286,37 @@ TEST(Engine, CallAfterGroupEndReportsEarlierCause) {
   });
 }
 
+// Many receives fail in one batch, on the worker. This thread calls as soon as one of them is done,
+// before the callbacks of the batch.
+TEST(Engine, CallRightAfterFailedMessageReportsEarlierCause) {
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
+    int64_t x = 1;
+    if (rank == 0) {
+      std::vector<int64_t> values(500);
+      std::vector<OperationPtr> pending;
+      for (int64_t& value : values)
+        pending.push_back(group->receive(&value, 1, DType::kInt64, 1, 7, nullptr, milliseconds(0)));
+      EXPECT_TRUE(
+          group->blocking_send(&x, 1, DType::kInt64, 1, 0, milliseconds(0)).ok());  // all pending
+      const auto is_done = [](const OperationPtr& operation) { return operation->done(); };
+      while (std::none_of(pending.begin(), pending.end(), is_done)) std::this_thread::yield();
+      const std::string first =
+          "group '" + group->name() + "' was aborted by rank 1: the test wants it";
+      EXPECT_EQ(group->run(kSum, sum_of(&x), milliseconds(0)).message(),
+                "group '" + group->name() + "' ended earlier: " + first);
+      for (const OperationPtr& operation : pending) EXPECT_EQ(operation->wait().message(), first);
+      pending.clear();
+      // The callbacks hold the group, and with it the Context, which must not end on its worker.
+      while (group.use_count() > 1) std::this_thread::yield();
+    } else {
+      EXPECT_TRUE(group->blocking_receive(&x, 1, DType::kInt64, 0, 0, milliseconds(0)).ok());
+      group->abort("the test wants it");
+    }
+    EXPECT_TRUE(group->shutdown().ok());
+  });
+}
+
 TEST(Engine, ErrorNamesPeerThatLeftBeforeItsFirstCall) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);

@@ -197,6 +197,7 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
     team->abort(cause);
     if (flat != nullptr) flat->abort(cause);
   };
+  known->note_failed_calls = [this] { has_ended_.store(true, std::memory_order_relaxed); };
   known->has_left = [of_host = of_host_, transport = transport_, here,
                      ranks = transport_ranks_](int member) {
     const auto k = static_cast<size_t>(member);

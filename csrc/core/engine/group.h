@@ -216,7 +216,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   std::thread::id exit_thread_;  // set with kExiting
   std::atomic<uint64_t> state_{0};
   // Whether this rank has noticed the end of the group: a call failed because of it, or this rank
-  // aborted. Relaxed: for a call that overlaps with the end, told() may get either value.
+  // aborted. Set before that call is done. Relaxed: for a call that overlaps with the end, told()
+  // may get either value.
   std::atomic<bool> has_ended_{false};
   std::atomic<int64_t> timeout_ms_;
 };

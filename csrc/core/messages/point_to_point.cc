@@ -458,6 +458,7 @@ void PointToPoint::fail_group(Port& port, const Status& cause, FinishedTransfers
   if (first.ok()) first = cause;
   port.group->abort(first);
   port.failure = first;
+  if (!port.pending.empty()) port.group->note_failed_calls();
   end_port(port, first, finished);
   // Wake members that sleep on their doorbell before their slice ends.
   for (const std::shared_ptr<PeerProcess>& peer : port.group->peers)

@@ -59,8 +59,9 @@ struct PointToPointGroup {
   std::shared_ptr<TensorPool> pool;          // readable by all members of this host; may be null
   std::function<Status()> failure;           // not OK once the group has failed; cheap
   std::function<void(const Status&)> abort;  // ends the group for every member with a cause
-  std::function<bool(int)> has_left;         // whether a member left the group
-  std::function<Departure(int)> departure =  // how a member left
+  std::function<void()> note_failed_calls = [] {};  // before callers see that their calls failed
+  std::function<bool(int)> has_left;                // whether a member left the group
+  std::function<Departure(int)> departure =         // how a member left
       [](int) { return Departure(); };
   std::function<std::string(int)> name_member;  // "rank 2 (pid 7 on host a)"
   WaitPolicy wait;                              // spin_pauses and yield_ns of waits in this group
