@@ -44,9 +44,19 @@ def number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
+def whole_number(name: str, text: str) -> int:
+    """The number that `name` is set to. Raises ValueError, which names both, if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, not {text!r}") from None
+
+
 def first_set(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
     """The value of the first variable set, else `default`. Raises ValueError if it is no number."""
-    return next((int(environment[name]) for name in names if name in environment), default)
+    return next(
+        (whole_number(name, environment[name]) for name in names if name in environment), default
+    )
 
 
 def local_world_size(environment: Mapping[str, str], default: int) -> int:

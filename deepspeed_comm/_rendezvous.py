@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from deepspeed_comm import _launcher_variables
+from deepspeed_comm._launcher_variables import whole_number
 
 # The range of the default port, which _port_of() chooses; below Linux's ephemeral ports.
 _FIRST_PORT, _PORTS = 10000, 20000
@@ -30,13 +31,16 @@ def rendezvous(
 ) -> Iterator[tuple[Any, int, int]]:
     """torch's handler of "mpi://": yields (store, rank, size) once.
 
-    Raises RuntimeError if the launcher or rank 0's host is unknown, or if rank 0 cannot be reached
-    within the timeout.
+    Raises ValueError for a number that is none, and RuntimeError if the launcher or rank 0's host
+    is unknown, or if rank 0 cannot be reached within the timeout.
     """
     from torch.distributed import TCPStore
 
     parts = urlparse(url)
-    given = {name: int(values[-1]) for name, values in parse_qs(parts.query).items()}
+    given = {
+        name: whole_number(f"mpi://: {name} in the URL", values[-1])
+        for name, values in parse_qs(parts.query).items()
+    }
     place = _launcher_variables.find_place(os.environ)
     if place is None:
         raise RuntimeError(
@@ -51,7 +55,8 @@ def rendezvous(
             f"mpi:// does not know the host of rank 0, which {place.launcher} does not say: set "
             "MASTER_ADDR, or name it in the URL, mpi://host:port."
         )
-    port = parts.port or int(os.environ.get("MASTER_PORT") or _port_of(place.job))
+    said = os.environ.get("MASTER_PORT")
+    port = parts.port or (whole_number("MASTER_PORT", said) if said else _port_of(place.job))
     if rank == 0:
         # The store listens on all addresses of the host.
         try:

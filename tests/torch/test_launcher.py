@@ -68,10 +68,13 @@ def test_first_node_of_slurm_node_list(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
 
 
-def init(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+ONE_TASK = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_JOB_ID": "9"}
+
+
+def init(environment: dict[str, str], url: str = "mpi://") -> subprocess.CompletedProcess[str]:
     program = (
         "import datetime, torch, deepspeed_comm, torch.distributed as dist\n"
-        "dist.init_process_group('dscomm', init_method='mpi://',"
+        f"dist.init_process_group('dscomm', init_method='{url}',"
         " timeout=datetime.timedelta(seconds=2))\n"
         "x = torch.ones(3); dist.all_reduce(x); print(x.sum().item(), dist.get_world_size())"
     )
@@ -87,8 +90,7 @@ def init(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_mpi_url_with_one_slurm_task_makes_world_of_one() -> None:
-    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_JOB_ID": "9"}
-    done = init(slurm)
+    done = init(ONE_TASK)
     assert done.stdout == "3.0 1\n", done.stderr
 
 
@@ -107,5 +109,21 @@ def test_mpi_url_with_incomplete_variables_names_what_is_missing(
     environment: dict[str, str], said: str
 ) -> None:
     failed = init(environment)
+    assert failed.returncode != 0
+    assert said in failed.stderr, failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "url", "said"),
+    [
+        ({}, "mpi://?rank=x", "mpi://: rank in the URL must be a whole number, not 'x'"),
+        ({}, "mpi://?world_size=1.5", "world_size in the URL must be a whole number, not '1.5'"),
+        ({"MASTER_PORT": "12a"}, "mpi://", "MASTER_PORT must be a whole number, not '12a'"),
+    ],
+)
+def test_mpi_url_names_number_that_is_none(
+    environment: dict[str, str], url: str, said: str
+) -> None:
+    failed = init(ONE_TASK | environment, url)
     assert failed.returncode != 0
     assert said in failed.stderr, failed.stderr
