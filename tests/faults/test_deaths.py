@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from datetime import timedelta
@@ -322,10 +323,10 @@ def test_kill_during_group_creation_raises_on_survivors(what: str, dead: int, at
         survivors = [rank for rank in range(RANKS) if rank != dead]
         for event in job.wait_for("raised", survivors):
             text = event.facts["text"]
-            # torch 1.13 ends new_group() with its own barrier, whose error names no rank.
-            assert f"rank {dead}" in text or (not TORCH_2 and "worker_count=3" in text), (
-                job.report()
-            )
+            # torch 1.13 ends new_group() with its own barrier, whose error names no rank. Survivors
+            # that raised while the group formed do not arrive there.
+            in_barrier = not TORCH_2 and re.search(r"world_size=4, worker_count=[123],", text)
+            assert f"rank {dead}" in text or in_barrier, job.report()
             assert event.at_s - at_s < INIT_TIMEOUT_S + 3, job.report()
         job.tell("go", [RANKS])
         job.finish()
