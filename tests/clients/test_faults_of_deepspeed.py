@@ -75,7 +75,7 @@ def their_extension(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         check=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        timeout=300,
+        timeout=900,  # it compiles for minutes beside other stages
     )
     before = os.environ.get("TORCH_EXTENSIONS_DIR")
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
