@@ -85,7 +85,7 @@ def initialize(size: int, rank: int, kvs: Any) -> None:
     if _world:
         return
     if not 0 <= rank < size:
-        raise ValueError(f"initialize: rank {rank} is not one of {size}, 0 to {size - 1}")
+        raise ValueError(f"initialize: rank {rank} must be at least 0 and below size, {size}")
     world = tuple(range(size))
     _groups[world] = _make_group("ccl", list(world), rank, kvs)
     _world, _rank = world, rank

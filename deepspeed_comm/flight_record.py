@@ -34,7 +34,7 @@ def read_folder(folder: str | Path) -> dict[int, dict[str, Any]]:
         if match := _FILE.fullmatch(path.name):
             record = json.loads(path.read_text())
             if not {"version", "pg_config", "entries"} <= set(record):
-                raise ValueError(f"{path} is not a flight record")
+                raise ValueError(f"{path} is not a flight record: move it out of the folder")
             found[int(match.group(1))] = record
     return found
 

@@ -1,6 +1,6 @@
-// Tags on the communicator of a transport's members; bring-up uses them on MPI_COMM_WORLD, too.
-// MpiTransport::flush() has its barrier on the communicator of the members. The messages of a Team
-// use the Team's communicators. MPI guarantees tags of 15 bits.
+// Tags of messages on the communicator of a transport's members; bring-up uses them on
+// MPI_COMM_WORLD, too. A Team has communicators of its own for its messages. MPI guarantees tags of
+// 15 bits.
 #pragma once
 
 namespace dscomm {

@@ -80,8 +80,7 @@ def run(options: Options, kind: type[Measurement] = Measurement) -> int:
 def _mistake(options: Options, ledger: Ledger, steps: int) -> str | None:
     """A mistake in flags that depends on the number of ranks, or None; rank 0's answer counts."""
     if options.root is not None and options.root >= ledger.world:
-        last = ledger.world - 1
-        return f"-r/--root: rank {options.root} is not one of {ledger.world}, 0 to {last}"
+        return f"-r/--root: rank {options.root} must be below {ledger.world}, the number of ranks"
     if steps == 0:
         return "no size has an element for every rank: raise -e/--maxbytes"
     return report.why_not_writable(options) if ledger.rank == 0 else None

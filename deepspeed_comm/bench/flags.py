@@ -168,7 +168,7 @@ def parse(arguments: Sequence[str] | None, rank: int, world: int | None) -> Opti
     if given.touch and given.agg_iters > 1:
         parser.error("--touch rewrites the tensors before each timed call: use it only with -m 1")
     if given.root is not None and world is not None and given.root >= world:
-        parser.error(f"-r/--root: rank {given.root} is not one of {world}, 0 to {world - 1}")
+        parser.error(f"-r/--root: rank {given.root} must be below {world}, the number of ranks")
     ops = list(OPS) if given.op == "all" else [given.op]
     if not any(has_meaning(op, dtype) for op in ops for dtype in given.datatype):
         parser.error(f"-o {given.op} of {given.datatype[0]} has no meaning")

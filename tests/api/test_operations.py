@@ -194,7 +194,7 @@ def _point_to_point(world: World, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_point_to_point_in_a_ring_delivers(backend: str) -> None:
+def test_every_form_of_point_to_point_delivers(backend: str) -> None:
     run_fresh(RANKS, _point_to_point, backend)
 
 

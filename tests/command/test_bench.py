@@ -419,7 +419,7 @@ def test_json_csv_table_and_plot_have_same_figures(tmp_path: Path) -> None:
         ("-o median", "invalid choice: 'median'"),
         ("-d complex64", "expected all or one of int8,"),
         ("-o avg -d int8", "-o avg of int8 has no meaning"),
-        ("-r 2", "rank 2 is not one of 2, 0 to 1"),
+        ("-r 2", "rank 2 must be below 2, the number of ranks"),
         ("--backend gloo all_reduce", "put all_reduce before --backend"),
         ("--backend smoke", "torch knows no backend 'smoke'"),
         ("--direct --backend gloo", "--direct is all_reduce or ping_pong over dscomm"),

@@ -179,7 +179,7 @@ TEST_F(FilteredListener, FilterOfManyAddressesIsAttached) {
   EXPECT_FALSE(connects_from("127.1.0.1"));
 }
 
-TEST(AddressFilter, UnixSocketIsRefused) {
+TEST(AddressFilter, FilterOnUnixSocketIsUnsupported) {
   UniqueFd socket_of_host(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_EQ(admit_only(socket_of_host.get(), {"10.0.0.1"}).code(), Code::kUnsupported);
 }

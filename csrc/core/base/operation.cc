@@ -8,7 +8,8 @@
 namespace dscomm {
 namespace {
 
-// A wait with a limit checks the limit this often, and so detects that the process was stopped.
+// The longest sleep of a wait with a limit. One that took much longer shows that the process was
+// stopped.
 constexpr int64_t kSliceNs = 200'000'000;
 
 }  // namespace

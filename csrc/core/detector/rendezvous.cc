@@ -283,10 +283,10 @@ Status Rendezvous::timed_out() {
     if (peer.connector)
       return error(
           peer.connector->unreachable(Code::kTimeout, after + ", in which it could not connect"));
-  const std::string who = awaited();
-  return error(Status(Code::kTimeout,
-                      after + " waiting for " +
-                          (who.empty() ? name(kFirst) + ", to say that all are connected" : who)));
+  std::string who = awaited();
+  if (who.empty())
+    who = name(kFirst) + " to report that all are connected; see whether it is stopped";
+  return error(Status(Code::kTimeout, after + " waiting for " + who));
 }
 
 // The ranks that this member waits for; empty if it waits for the first member to start all.

@@ -3,6 +3,8 @@
 #include <new>
 
 #include "core/base/fence.h"
+#include "core/base/format.h"
+#include "core/base/packer.h"
 #include "core/messages/state.h"
 
 namespace dscomm {
@@ -42,7 +44,7 @@ Status check_source(const PointToPointGroup& group, const ArenaId& from, int sou
 }  // namespace
 
 Status PointToPoint::malformed(const Connection& connection, const char* what) {
-  return Status(Code::kInternal, "a cell from " + connection.peer->describe() + " " + what);
+  return malformed_value(format_text("message from {} ({})", connection.peer->describe(), what));
 }
 
 // Moves all cells that can be moved now. Returns whether there were any.
@@ -106,20 +108,19 @@ PointToPoint::CellResult PointToPoint::take_cell(Connection& connection, const A
   bool continues = connection.incoming != nullptr;
   if (header.sequence != connection.received_messages + 1 || first == continues ||
       (continues && header.port != connection.incoming->port))
-    return broken("came out of order");
+    return broken("a cell is out of order");
   if (!continues) {
-    if (header.port == 0 || header.port > last_port_)
-      return broken("is for a port that was never opened");
+    if (header.port == 0 || header.port > last_port_) return broken("its port was never opened");
     connection.incoming = begin_message(connection, header, finished);
   }
   if (connection.incoming == nullptr) return CellResult::kLeft;
   MessagePtr message = connection.incoming;
   if ((header.flags & kInPlace) != 0) {
     uint64_t offset = 0;
-    if (header.cell_bytes != sizeof offset || continues) return broken("does not fit its message");
+    if (header.cell_bytes != sizeof offset || continues) return broken("a cell does not fit it");
     std::memcpy(&offset, cell.data, sizeof offset);
     message->in_place = connection.channel->in_place(offset, message->bytes);
-    if (message->in_place == nullptr) return broken("lies outside its sender's pool");
+    if (message->in_place == nullptr) return broken("its data are outside the sender's pool");
     return read_in_place(connection, finished);
   }
   if ((header.flags & kAbandoned) != 0) {
@@ -130,7 +131,7 @@ PointToPoint::CellResult PointToPoint::take_cell(Connection& connection, const A
   }
   uint64_t left = message->bytes - message->arrived;
   if (header.cell_bytes > left || (header.cell_bytes == 0 && left > 0))
-    return broken("does not fit its message");
+    return broken("a cell does not fit it");
   if (header.cell_bytes > 0 && !message->discarded) {
     std::byte* base = message->receive ? message->receive->destination : message->heap.get();
     copy_out(base + message->arrived, cell.data, header.cell_bytes, message->bytes);
@@ -190,7 +191,7 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
   if (port->group != nullptr) {
     Status status = check_source(*port->group, message->from, header.source);
     if (status.ok() && header.group != port->group->id)
-      status = malformed(connection, "is for another group than its port");
+      status = malformed(connection, "its port has another group");
     TransferPtr receive;
     if (status.ok()) receive = port->matching.find_receive(header.source, header.tag);
     if (receive != nullptr) status = check_match(*receive, *message);

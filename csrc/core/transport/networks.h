@@ -39,8 +39,8 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
 // Depends only on `members`, because all members must agree on it.
 std::vector<std::string> common_networks(const std::vector<TransportMember>& members);
 
-// The networks of member `own`, as "network/prefix", in which no two hosts have the same address,
-// in the order of common_networks(). Routers may connect them to other hosts' networks.
+// For hosts without common networks, which routers may connect: the networks of member `own` in
+// which no two hosts have the same address. In the form and the order of common_networks().
 std::vector<std::string> distinct_networks(const std::vector<TransportMember>& members, int own);
 
 // Addresses at which member `from` may reach member `to`, the best first: in networks that all

@@ -49,7 +49,8 @@ class Agreement {
   Aborts& aborts_;
   std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
   uint64_t forming_calls_ = 0;      // see end_forming()
-  // The newest call of note_call() if that reads all; else 0. Written by the thread of the calls.
+  // The sequence of the newest call of note_call() if its `reads_all` was true; else 0. Written by
+  // the thread of the calls.
   std::atomic<uint64_t> noted_{0};
 };
 
