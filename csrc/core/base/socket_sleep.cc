@@ -13,7 +13,7 @@
 namespace dscomm {
 namespace {
 
-// A shorter sleep counts as ended at once. After so many of them, sleep() leaves the sockets out.
+// A shorter sleep counts as ended at once; see sleep() for what follows after so many of them.
 constexpr int64_t kAtOnceNs = 20'000;
 constexpr int kMostEndsAtOnce = 1000;
 
