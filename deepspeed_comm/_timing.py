@@ -77,7 +77,7 @@ def all_reduce_times(
     )
     for name, all_reduce in contenders.items():
         if tensors[name].any():
-            raise RuntimeError(f"{name}: an all-reduce of {size} bytes of zeros gave other values")
+            raise RuntimeError(f"defect of {name}: the sum of {size} bytes of zeros is not zero")
         _check(name, all_reduce, size)
     return medians
 
@@ -90,4 +90,4 @@ def _check(name: str, all_reduce: Callable[[torch.Tensor], object], size: int) -
     all_reduce(tensor)
     expected = (ramp * world + world * (world - 1) // 2).float()
     if not torch.equal(tensor, expected):
-        raise RuntimeError(f"{name}: an all-reduce of {size} bytes gave a wrong result")
+        raise RuntimeError(f"defect of {name}: wrong sum of {size} bytes on rank {dist.get_rank()}")

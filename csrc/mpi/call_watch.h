@@ -25,7 +25,7 @@ namespace dscomm {
 // Starts to watch calls: the thread of a hanging call jumps back to guarded() once the call's
 // deadline has passed or, if it has none, after 5 s in the call. Thread-safe; does not block.
 void watch_calls();
-// Like watch_calls(), but threads leave hanging calls before the calls' deadlines.
+// Like watch_calls(), but a thread leaves a hanging call at once, whatever the call's deadline.
 void watch_calls_closely();
 
 // Records that MPI has given up in this process (guarded.h). Safe in a signal handler.

@@ -23,7 +23,7 @@ constexpr OpType kReduceScatterTensorCoalesced = reduce_scatter_tensor_coalesced
 template <typename Item>
 Item& single_item(std::vector<Item>& items, const char* argument) {
   if (items.size() != 1)
-    raise_value_error("{}: got a list of {}, expected a list of one (a rank has one device)",
+    raise_value_error("{}: got a list of {} entries, expected one: pass one entry per call",
                       argument, items.size());
   return items[0];
 }

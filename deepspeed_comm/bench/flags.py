@@ -164,7 +164,7 @@ def parse(arguments: Sequence[str] | None, rank: int, world: int | None) -> Opti
         if not getattr(dist, f"is_{name}_available", lambda: True)():
             parser.error(f"this torch was built without the backend {name!r}")
     if given.direct and not (set(DIRECT) & set(collectives) and "dscomm" in backends):
-        parser.error(f"--direct is {' or '.join(DIRECT)} over dscomm: name both, or leave it out")
+        parser.error(f"--direct needs {' or '.join(DIRECT)}, and dscomm in --backend")
     if given.touch and given.agg_iters > 1:
         parser.error("--touch rewrites the tensors before each timed call: use it only with -m 1")
     if given.root is not None and world is not None and given.root >= world:

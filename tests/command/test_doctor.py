@@ -361,7 +361,7 @@ def test_defaults_match_settings_of_the_engine() -> None:
     assert defaults["DSCOMM_ARENA_BYTES"] == str(host._ARENA_BYTES)
 
 
-def test_too_little_memory_is_reported_with_needed_bytes(bare: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_too_little_memory_with_needed_bytes(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(Examination, "transport_file", "")
     bare.setattr(host, "memory_room", lambda: host.Room(1 << 20, "memory.max of /job"))
     finding = look("memory")

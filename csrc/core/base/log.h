@@ -1,5 +1,5 @@
 // The log: each message is one write to standard error, with the rank as prefix. Messages less
-// severe than DSCOMM_DEBUG are dropped.
+// severe than the level in DSCOMM_DEBUG are dropped.
 #pragma once
 
 #include <string>

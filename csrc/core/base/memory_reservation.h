@@ -5,8 +5,8 @@
 // are killed. So a process announces its memory before it reads the limits. It may take what a
 // limit leaves, minus what others have announced. Announcements are record locks of the kernel. For
 // each limit, all processes can open one file or folder (MemoryLimit::path). A process that takes n
-// pages holds a read lock on n bytes of this file, and shortens it as pages are charged. Nothing is
-// written, and the kernel removes the locks of a dead process.
+// pages holds a read lock on n bytes of this file, at a random offset, and shortens it as pages are
+// charged; the others add up the lengths. The kernel removes the locks of a dead process.
 //
 // An flock on the same path serialises announcements, so that the first process gets the memory.
 // Correctness does not depend on the flock: without it, two processes may see each other and both

@@ -3,15 +3,15 @@
 //
 // Every rank puts an entry into the store, with a random nonce for this attempt; or the leader of
 // its host puts one for all (see local_exchange.h). Rank 0 collects the entries, gives the meeting
-// an id, publishes all entries as its member table, and sends the id to each nonce. So a rank
+// an id, publishes all entries as its member table, and answers each nonce with the id. So a rank
 // believes only a table that contains its own entry. If the process of an entry has ended, its
 // successor replaces the entry, and rank 0 gathers anew.
 //
 // Keys below the prefix, where k is a rank in the group; all are removed once the group has formed:
 //   entry/k     the entry of rank k, and of those for which it speaks, or its failure
 //   claims/k    the number of writes to entry/k
-//   to/<nonce>  rank 0's answer to the entry with this nonce: the meeting's id and the rank's
-//               RelayNode, or rank 0's failure
+//   to/<nonce>  rank 0's answer to the entry with this nonce: the meeting's id and the rank's place
+//               in the relay of the table (RelayNode), or rank 0's failure
 //   trouble     a rank whose entry is a failure
 //   closed      rank 0's failure, for ranks that arrive later
 //   <id>/table  the entries of all; missing if rank 0 speaks for all

@@ -127,8 +127,8 @@ PointToPoint::FinishedTransfers PointToPoint::sleep_once(std::unique_lock<std::m
     return end == INT64_MAX ? int64_t{-1} : std::max<int64_t>(end - now, 0);
   };
   if (polling_) {
-    // This wait ends, because the other thread notifies after its progress, and finish_transfer()
-    // notifies for this thread's operation.
+    // Another thread polls, and notifies after its progress; finish_transfer() notifies when this
+    // thread's operation is done. So this wait ends.
     const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
     if (most_ns < 0) {
       changed_.wait(lock);

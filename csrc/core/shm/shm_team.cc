@@ -27,7 +27,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
 }
 
 ShmTeam::~ShmTeam() {
-  // Destroys (and so leaves) before release_when(), which may give the mailbox to another group.
+  // ~Mailboxes() leaves the group, before release_when() may give the mailbox to another group.
   std::function<bool()> unread = mailboxes_->members().unread_later();
   staging_.reset();
   mailboxes_.reset();

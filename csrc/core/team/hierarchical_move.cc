@@ -154,8 +154,8 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, Outputs outs, Counts cou
   return {};
 }
 
-// All-gathers, in each slice that this rank leads, the blocks of the slice's destinations into
-// `blocks` (by rank). This rank's own block is already there.
+// In each slice that this rank leads, all-gathers between domains the blocks of the ranks whose
+// local rank is the slice's number, into `blocks` (by rank). This rank's block is already there.
 Status HierarchicalTeam::gather_across(DType dtype, Outputs blocks, Counts counts,
                                        const CallOptions& sub_call) {
   std::vector<void*> outs(domains_.size());
@@ -229,8 +229,7 @@ Status HierarchicalTeam::spread_blocks(DType dtype, Outputs outs, Counts counts,
                             round_counts, sub_call);
 }
 
-// Gather, scatter and all_to_all split their lists: inside() is for the ranks of this domain,
-// outside() for all others.
+// Gather, scatter and all_to_all split their lists into inside() and outside().
 template <typename Entry>
 std::vector<Entry> HierarchicalTeam::inside(std::span<Entry const> entries) const {
   std::vector<Entry> chosen;

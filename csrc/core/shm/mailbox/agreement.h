@@ -1,10 +1,10 @@
 // Agreement: checks whether the ranks of a group make the same calls. A difference is the error
-// kMismatch, which shows both ranks' calls if the slots still hold them.
+// kMismatch, which shows both ranks' calls if the slots of their mailboxes still hold them.
 //
-// A slot holds a rolling hash of every call so far. A rank that waits for another compares both
-// hashes. A rank that did not wait for another (a broadcast's root, say) compares them at its next
-// call, before the slot is reused, and when it leaves. So every rank that makes further calls
-// learns of a difference; of two ranks that leave, the later one does.
+// A slot holds a call and a rolling hash of every call so far. A rank that waits for another
+// compares both hashes. A rank that did not wait for another (a broadcast's root, say) compares
+// them at its next call, before the slot is reused, and when it leaves. So every rank that makes
+// further calls learns of a difference; of two ranks that leave, the later one does.
 #pragma once
 
 #include <atomic>

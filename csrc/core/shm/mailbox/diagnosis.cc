@@ -12,7 +12,7 @@
 namespace dscomm {
 namespace {
 
-// The cause that ended the group of this call, else the call's parent team; OK if there is none.
+// Why this group has ended or, if it has not, why the call's parent Team has; OK if neither has.
 Status find_cause(Mailboxes& mailboxes, uint64_t call) {
   DSCOMM_RETURN_IF_ERROR(mailboxes.aborts().failure_in(call));
   Team* parent = mailboxes.call().parent;
