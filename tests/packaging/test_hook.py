@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, Environment
 
 ENTRY_POINTS = "[torch.backends]\ndscomm = deepspeed_comm._plugin:_autoload\n"
@@ -41,10 +42,6 @@ def installation(tmp_path: Path) -> Path:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed_comm\n")
     (information / "entry_points.txt").write_text(ENTRY_POINTS)
     return tmp_path
-
-
-def torch_version(environment: Environment) -> str:
-    return environment.run("-c", "import torch; print(torch.__version__)").stdout.strip()
 
 
 def native_folder(installation: Path, version: str) -> Path:
@@ -104,7 +101,7 @@ def test_native_code_for_another_torch_raises_with_the_remedy(
 ) -> None:
     add_build(native_folder(installation, "1.12.9"), "1.12.9", b"")
     output = run(environment, installation, USE_BACKEND).stdout
-    version = torch_version(environment)
+    version = torch.__version__
     assert f"was built against torch 1.12.9, but torch {version} is installed: rebuild it" in output
     assert "pip install --no-build-isolation" in output
 
@@ -112,7 +109,7 @@ def test_native_code_for_another_torch_raises_with_the_remedy(
 def test_build_record_of_another_torch_raises_with_the_remedy(
     environment: Environment, installation: Path
 ) -> None:
-    version = torch_version(environment)
+    version = torch.__version__
     add_build(native_folder(installation, version), "9.9.9", b"")
     output = run(environment, installation, USE_BACKEND).stdout
     assert f"was built against torch 9.9.9, but torch {version} is installed: rebuild it" in output
@@ -121,7 +118,7 @@ def test_build_record_of_another_torch_raises_with_the_remedy(
 def test_broken_native_code_raises_with_the_remedy(
     environment: Environment, installation: Path
 ) -> None:
-    version = torch_version(environment)
+    version = torch.__version__
     add_build(native_folder(installation, version), version, b"no shared library")
     output = run(environment, installation, USE_BACKEND).stdout
     assert f"built against torch {version}, cannot be loaded" in output
@@ -131,7 +128,7 @@ def test_broken_native_code_raises_with_the_remedy(
 def test_error_for_a_missing_library_names_its_package(
     environment: Environment, installation: Path, tmp_path: Path
 ) -> None:
-    version = torch_version(environment)
+    version = torch.__version__
     folder = native_folder(installation, version)
     add_build(folder, version, b"")
     library = tmp_path / "libhwloc.so.99"
@@ -149,7 +146,7 @@ def test_error_for_a_missing_library_names_its_package(
 def test_wheel_serves_every_torch_of_a_minor_version(
     environment: Environment, installation: Path
 ) -> None:
-    version = torch_version(environment)
+    version = torch.__version__
     minor = ".".join(version.split(".")[:2])
     add_build(native_folder(installation, minor), minor, b"no shared library")
     add_build(native_folder(installation, "9.8"), "9.8", b"")
@@ -163,7 +160,7 @@ def test_wheel_without_this_torch_names_the_supported_ones(
     for minor in ("9.10", "9.8"):
         add_build(native_folder(installation, minor), minor, b"")
     output = run(environment, installation, USE_BACKEND).stdout
-    version = torch_version(environment)
+    version = torch.__version__
     assert (
         f"is for torch 9.8, 9.10, but torch {version} is installed: install one of those" in output
     )
@@ -172,7 +169,7 @@ def test_wheel_without_this_torch_names_the_supported_ones(
 def test_native_code_of_another_python_cannot_be_loaded(
     environment: Environment, installation: Path
 ) -> None:
-    version = torch_version(environment)
+    version = torch.__version__
     folder = native_folder(installation, version)
     (folder / "_build_info.py").write_text(f'torch_version = "{version}"\n')
     (folder / "_C.cpython-27-other.so").write_bytes(b"")
@@ -191,7 +188,7 @@ def test_checkout_without_native_code_uses_an_equal_installed_package(
     if changed:
         with (checkout / "deepspeed_comm" / "comm.py").open("a") as file:
             file.write("# changed\n")
-    version = torch_version(environment)
+    version = torch.__version__
     add_build(native_folder(installation, version), version, b"no shared library")
     program = "import sys\nsys.path.insert(0, sys.argv[1])\n" + USE_BACKEND
     output = environment.run(
@@ -293,7 +290,7 @@ print(dist.Backend.backend_capability["dscomm"], dist.Backend.default_device_bac
 def test_the_hook_loads_no_native_code_and_starts_no_thread(
     environment: Environment, installation: Path
 ) -> None:
-    version = torch_version(environment)
+    version = torch.__version__
     add_build(native_folder(installation, version), version, b"would fail if it were loaded")
     program = """
 import os, sys, torch, torch.distributed
