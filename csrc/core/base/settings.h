@@ -24,24 +24,24 @@
   NUMBER(staging_chunk_bytes, "DSCOMM_STAGING_CHUNK_BYTES", 524288, 4096, 67108864, "bytes",       \
          "largest piece in which data goes through the staging; the rank 0 of a group decides "    \
          "for all of it")                                                                          \
-  NUMBER(                                                                                          \
-      one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 32768, 0, 67108864, "bytes",                        \
-      "most that a rank reads of the others in an all-reduce in which each reads all of all; "     \
-      "past it, and past a staging chunk, each reduces its slice and they exchange the results; "  \
-      "the rank 0 of a group decides for all of it")                                               \
+  NUMBER(one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 32768, 0, 67108864, "bytes",                     \
+         "most that a rank reads in an all-reduce in which each reads all data of the others; "    \
+         "beyond "                                                                                 \
+         "it, or beyond a staging chunk, each reduces a slice and they exchange the results; the " \
+         "rank 0 of a group decides for all of it")                                                \
   NUMBER(                                                                                          \
       arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",             \
       "address space that a process reserves for mailboxes and staging; memory is taken as it is " \
       "used")                                                                                      \
   NUMBER(pool_bytes, "DSCOMM_POOL_BYTES", 68719476736, 0, 1099511627776, "bytes",                  \
          "address space that a process reserves for tensors which its peers read where they are "  \
-         "(deepspeed_comm.empty()), never more than this machine's memory, of which is taken "     \
-         "what such tensors need; 0 has none")                                                     \
+         "(deepspeed_comm.empty()), at most as much as this machine's memory; memory is taken "    \
+         "only for the tensors that are made; 0: there is no pool")                                \
   NUMBER(in_place_bytes, "DSCOMM_IN_PLACE_BYTES", -1, -1, 1099511627776, "bytes",                  \
          "smallest data that a rank has its peers read where it is, if it lies in the pool; "      \
          "smaller data is staged; -1 decides by what was measured: collectives from 2 MiB on "     \
-         "where the cores of the ranks share a cache, from 16 MiB on where they do not; messages " \
-         "from 64 KiB on, up to 8 MiB, or 2 MiB where they do not")                                \
+         "where the cores of the ranks share a cache, else from 16 MiB on; messages from 64 KiB "  \
+         "up to 8 MiB where they share one, else up to 2 MiB")                                     \
   NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 4194304, 4096, 67108864, "bytes",                  \
          "longest ring for the pieces of messages of more than a page, made when a rank first "    \
          "sends one to another; more than cores' own caches, so that what is written again has "   \
@@ -92,7 +92,7 @@
        "a signal upon which a rank writes its flight record; needs DSCOMM_FLIGHT_RECORD_DIR")      \
   TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug",                                     \
        "what is logged to standard error; info adds how each group communicates, debug the "       \
-       "algorithms of its calls by size, when it ends")
+       "algorithms of its calls: each at its first use, and all by size when the group ends")
 
 namespace dscomm {
 
