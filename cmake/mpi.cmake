@@ -61,6 +61,7 @@ if(DSCOMM_HAVE_PMIX)
 
   if(DSCOMM_TESTS)
     add_executable(mpi_bring_up_rank tests/mpi/bring_up_rank.cc)
+    target_include_directories(mpi_bring_up_rank PRIVATE tests/core)
     target_link_libraries(mpi_bring_up_rank PRIVATE dscomm_mpi)
     # Exports the functions that Open MPI must find here first (tcp_hooks.h), as the module does.
     set_target_properties(mpi_bring_up_rank PROPERTIES ENABLE_EXPORTS ON)

@@ -19,6 +19,7 @@
 #include <sstream>
 #include <thread>
 
+#include "code_name.h"
 #include "core/detector/links.h"
 #include "core/detector/listener.h"
 #include "core/transport/members.h"
@@ -801,6 +802,48 @@ TEST(TcpFailureDetectorProcesses, ConnectContinuesAfterJobWasStopped) {
   std::this_thread::sleep_for(milliseconds(300));
   processes.say("go");
   for (int rank = 0; rank < 3; ++rank) processes.expect_good_end(rank);
+}
+
+// A goodbye takes longer than a second, because the other member runs only now and then, each time
+// until it has read something.
+TEST(TcpFailureDetectorProcesses, LeaveToSlowReaderSendsLeaveNotice) {
+  static constexpr uint64_t kEnds = 6000;  // several times what the connection holds
+  constexpr int kTimes = 4;
+  Processes processes;
+  processes.start(2, [](Store& store, int rank) {
+    DetectorPtr detector = join(rank, 2, store);
+    ASSERT_NE(detector, nullptr);
+    say(store, "ready", rank);
+    if (rank == 0) {
+      for (int times = 0; times < kTimes; ++times) {
+        const uint64_t least = std::min(detector->count() + 200, kEnds);
+        EXPECT_TRUE(soon([&] { return detector->count() >= least; })) << detector->count();
+        say(store, "read" + std::to_string(times) + "_", rank);
+        await(store, "went" + std::to_string(times));
+      }
+      EXPECT_TRUE(soon([&] { return !detector->gone(1).ok(); }));
+      EXPECT_EQ(detector->gone(1).code(), Code::kPeerLeft) << detector->gone(1).message();
+      return;
+    }
+    await(store, "go");
+    for (uint64_t team = 1; team <= kEnds; ++team)
+      detector->end(team, Status(Code::kAborted, std::string(kMessageTextBytes, 'x')));
+    say(store, "leaves", rank);
+    detector->leave();
+  });
+  for (int rank : {0, 1}) processes.await("ready", rank);
+  processes.stop(0);
+  processes.say("go");
+  processes.await("leaves", 1);
+  for (int times = 0; times < kTimes; ++times) {
+    std::this_thread::sleep_for(milliseconds(400));
+    processes.signal(0, SIGCONT);
+    processes.await("read" + std::to_string(times) + "_", 0);
+    processes.stop(0);
+    processes.say("went" + std::to_string(times));
+  }
+  processes.signal(0, SIGCONT);
+  for (int rank = 0; rank < 2; ++rank) processes.expect_good_end(rank);
 }
 
 // A goodbye waits for a member that is stopped, then the leaving one is stopped too.

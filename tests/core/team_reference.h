@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "code_name.h"
 #include "core/reduce/reduce.h"
 #include "core/team/call_record.h"
 #include "core/team/team.h"

@@ -33,6 +33,7 @@
 #include <sstream>
 #include <thread>
 
+#include "code_name.h"
 #include "core/base/log.h"
 #include "mpi/bring_up.h"
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <thread>
 
+#include "code_name.h"
 #include "in_process_host.h"
 #include "machine.h"
 #include "program.h"

@@ -35,8 +35,7 @@ void write_log_line(LogLevel level, const std::string& text) {
   const std::string line =
       format_text("[dscomm{} pid {}] {}: {}\n", rank < 0 ? "" : format_text(" rank {}", rank),
                   getpid(), names[static_cast<int>(level)], text);
-  // One write, so that lines of several ranks do not mix. A failed write cannot be reported
-  // anywhere.
+  // One write, so that lines of several ranks do not mix. A failed write cannot be reported.
   [[maybe_unused]] ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

@@ -4,19 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 
 namespace dscomm {
-
-const char* code_name(Code code) {
-  // Indexed by the value of the enumerator.
-  static constexpr const char* kNames[] = {
-      "ok",        "invalid argument", "unsupported", "mismatch", "peer died",
-      "peer left", "timeout",          "aborted",     "resource", "internal"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Code::kInternal) + 1);
-  const auto value = static_cast<size_t>(code);
-  return value < std::size(kNames) ? kNames[value] : "unknown";
-}
 
 const std::string& Status::message() const {
   static const std::string empty;

@@ -27,8 +27,6 @@ enum class Code {
   kInternal,         // an invariant of dscomm does not hold
 };
 
-const char* code_name(Code code);
-
 class [[nodiscard]] Status {
  public:
   Status() = default;  // OK

@@ -1,7 +1,9 @@
 #include "core/detector/connection.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -116,6 +118,12 @@ void Connection::flush() {
   if (sent_ * 2 < outgoing_.size()) return;
   outgoing_.erase(0, sent_);
   sent_ = 0;
+}
+
+size_t Connection::unsent() const {
+  int in_kernel = 0;
+  (void)::ioctl(fd(), SIOCOUTQ, &in_kernel);  // works for every TCP socket
+  return outgoing_.size() - sent_ + static_cast<size_t>(in_kernel);
 }
 
 void Connection::receive() {

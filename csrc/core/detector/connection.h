@@ -86,6 +86,8 @@ class Connection {
   bool has_queued() const { return sent_ < outgoing_.size(); }
   // Sends what the socket accepts now. receive() reports errors.
   void flush();
+  // Bytes that are queued, here and in the kernel, until the other end's kernel has them.
+  size_t unsent() const;
 
   // Reads what has come, until some 64 KiB are buffered for next(); the kernel keeps the rest.
   void receive();

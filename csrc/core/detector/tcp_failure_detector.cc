@@ -18,12 +18,12 @@
 namespace dscomm {
 namespace {
 
-// How long the goodbye may take if the other end is busy or stopped.
+// How long the goodbye may wait while no other end reads, and in all.
 constexpr std::chrono::milliseconds kLeaveLimit{1000};
+constexpr int64_t kLongestLeaveNs = 30'000'000'000;
 // The longest sleep during the goodbye, so that a stop of the process is noticed.
 constexpr int kLeaveSliceMs = 100;
-// Connections tolerate a silence of the longest timeout plus this. So a rank that waits gives up at
-// its timeout, before the kernel gives up the connection.
+// Added to the longest timeout, so that ranks give up before the kernel gives up a connection.
 constexpr std::chrono::minutes kBeyondTimeout{1};
 
 std::vector<int> all_links(const TransportRequest& request) {
@@ -242,7 +242,8 @@ void TcpFailureDetector::serve() {
   std::vector<pollfd> entries;
   std::vector<Link*> polled;
   std::optional<TimeLeft> time_left;  // for the goodbye
-  int64_t wake_ns = monotonic_ns();
+  size_t unsent = 0;
+  int64_t wake_ns = monotonic_ns(), leave_ns = 0;
   int timeout_ms = -1;
   while (true) {
     if (timeout_ms > 0) leave_by_->note_slice(wake_ns, int64_t{timeout_ms} * 1'000'000);
@@ -261,7 +262,11 @@ void TcpFailureDetector::serve() {
     }
     timeout_ms = -1;  // no limit: leave() wakes the thread, or the process ends
     if (leave_by_) {
-      if (!time_left) time_left.emplace(*leave_by_);
+      if (!time_left) leave_ns = wake_ns;
+      const size_t before = std::exchange(unsent, 0);
+      for (const Link* link : polled) unsent += link->connection.unsent();
+      if (!time_left || (unsent < before && wake_ns - leave_ns < kLongestLeaveNs))
+        time_left.emplace(leave_by_.emplace(Deadline::after(kLeaveLimit)));
       const int64_t left_ns = time_left->ns();
       if (left_ns <= 0 || polled.empty()) break;
       timeout_ms = static_cast<int>(std::min<int64_t>(left_ns / 1'000'000 + 1, kLeaveSliceMs));

@@ -66,8 +66,8 @@ class TcpFailureDetector final : public FailureDetector {
   void on_death(std::function<void(const Status& death)> body);
 
   // Says goodbye, so that the others know that this process left rather than died, and ends the
-  // thread. Takes up to a second if others do not answer. The detector keeps its knowledge; later
-  // calls of end() have no effect on others. Idempotent.
+  // thread. Takes up to a second if others do not read, up to 31 while they do. The detector
+  // keeps its knowledge; later calls of end() have no effect on others. Idempotent.
   void leave();
 
   // In a forked child: closes inherited descriptors, so that the connections end with the parent.

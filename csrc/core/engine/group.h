@@ -59,8 +59,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // then names the missing ranks.
   static Result<std::shared_ptr<Group>> create(std::shared_ptr<Context> context,
                                                std::shared_ptr<Store> store, GroupOptions options);
-  // Called instead of create() by a rank whose Context failed: the other members raise `cause`
-  // soon.
+  // Called instead of create() by a rank whose Context failed: the others soon raise `cause`.
   static void decline(Store& store, const GroupOptions& options, const Status& cause);
   ~Group() override;
 
