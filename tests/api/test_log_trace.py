@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,7 @@ def _beside_the_profiler(world: World) -> None:
     folder = Path(world.folder)
     dist.configure(enabled=True, trace_events=100)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        for _ in range(3):
+        for _ in range(9):
             dist.all_reduce(torch.ones(1000))
             time.sleep(0.01)
     dist.configure(enabled=False)
@@ -266,10 +267,12 @@ def _beside_the_profiler(world: World) -> None:
         return sorted((base_us + e["ts"], base_us + e["ts"] + e["dur"]) for e in events)
 
     ours, theirs = spans("ours.json", "all_reduce"), spans("theirs.json", "dscomm:all_reduce")
-    assert len(ours) == len(theirs) == 3
-    for mine, other in zip(ours, theirs, strict=True):
-        # Two clocks, each compared with the time since 1970 once; calls are 10 ms apart.
-        assert abs(mine[0] - other[0]) < 3_000 and abs(mine[1] - other[1]) < 3_000
+    assert len(ours) == len(theirs) == 9
+    # Calls are 10 ms apart. Medians, because on a busy machine a call may pause between the two
+    # clocks' readings.
+    for end in (0, 1):
+        apart_us = [abs(mine[end] - other[end]) for mine, other in zip(ours, theirs, strict=True)]
+        assert statistics.median(apart_us) < 3_000, apart_us
     dist.destroy_process_group()
 
 
