@@ -804,29 +804,22 @@ TEST(TcpFailureDetectorProcesses, ConnectContinuesAfterJobWasStopped) {
   for (int rank = 0; rank < 3; ++rank) processes.expect_good_end(rank);
 }
 
-// A goodbye takes longer than a second, because the other member runs only now and then, each time
-// until it has read something.
-TEST(TcpFailureDetectorProcesses, LeaveToSlowReaderSendsLeaveNotice) {
-  static constexpr uint64_t kEnds = 6000;  // several times what the connection holds
-  constexpr int kTimes = 4;
-  Processes processes;
-  processes.start(2, [](Store& store, int rank) {
+// Starts two members. Member 1 sends `ends` notices while member 0 is stopped, and has begun to
+// leave when this returns. Member 0 calls `before`, and then expects that member 1 has left.
+void start_long_leave(Processes& processes, uint64_t ends,
+                      const std::function<void(const TcpFailureDetector&, Store&)>& before) {
+  processes.start(2, [&](Store& store, int rank) {
     DetectorPtr detector = join(rank, 2, store);
     ASSERT_NE(detector, nullptr);
     say(store, "ready", rank);
     if (rank == 0) {
-      for (int times = 0; times < kTimes; ++times) {
-        const uint64_t least = std::min(detector->count() + 200, kEnds);
-        EXPECT_TRUE(soon([&] { return detector->count() >= least; })) << detector->count();
-        say(store, "read" + std::to_string(times) + "_", rank);
-        await(store, "went" + std::to_string(times));
-      }
+      before(*detector, store);
       EXPECT_TRUE(soon([&] { return !detector->gone(1).ok(); }));
       EXPECT_EQ(detector->gone(1).code(), Code::kPeerLeft) << detector->gone(1).message();
       return;
     }
     await(store, "go");
-    for (uint64_t team = 1; team <= kEnds; ++team)
+    for (uint64_t team = 1; team <= ends; ++team)
       detector->end(team, Status(Code::kAborted, std::string(kMessageTextBytes, 'x')));
     say(store, "leaves", rank);
     detector->leave();
@@ -835,6 +828,22 @@ TEST(TcpFailureDetectorProcesses, LeaveToSlowReaderSendsLeaveNotice) {
   processes.stop(0);
   processes.say("go");
   processes.await("leaves", 1);
+}
+
+// A goodbye takes longer than a second, because the other member runs only now and then, each time
+// until it has read something.
+TEST(TcpFailureDetectorProcesses, LeaveToSlowReaderSendsLeaveNotice) {
+  static constexpr uint64_t kEnds = 6000;  // several times what the connection holds
+  constexpr int kTimes = 4;
+  Processes processes;
+  start_long_leave(processes, kEnds, [](const TcpFailureDetector& detector, Store& store) {
+    for (int times = 0; times < kTimes; ++times) {
+      const uint64_t least = std::min(detector.count() + 200, kEnds);
+      EXPECT_TRUE(soon([&] { return detector.count() >= least; })) << detector.count();
+      say(store, "read" + std::to_string(times) + "_", 0);
+      await(store, "went" + std::to_string(times));
+    }
+  });
   for (int times = 0; times < kTimes; ++times) {
     std::this_thread::sleep_for(milliseconds(400));
     processes.signal(0, SIGCONT);
@@ -848,27 +857,9 @@ TEST(TcpFailureDetectorProcesses, LeaveToSlowReaderSendsLeaveNotice) {
 
 // A goodbye waits for a member that is stopped, then the leaving one is stopped too.
 TEST(TcpFailureDetectorProcesses, LeaveWhileJobIsStoppedSendsLeaveNotice) {
-  constexpr uint64_t kEnds = 3000;  // more than the connection holds
   Processes processes;
-  processes.start(2, [](Store& store, int rank) {
-    DetectorPtr detector = join(rank, 2, store);
-    ASSERT_NE(detector, nullptr);
-    say(store, "ready", rank);
-    if (rank == 0) {
-      EXPECT_TRUE(soon([&] { return !detector->gone(1).ok(); }));
-      EXPECT_EQ(detector->gone(1).code(), Code::kPeerLeft) << detector->gone(1).message();
-      return;
-    }
-    await(store, "go");
-    for (uint64_t team = 1; team <= kEnds; ++team)
-      detector->end(team, Status(Code::kAborted, std::string(kMessageTextBytes, 'x')));
-    say(store, "leaves", rank);
-    detector->leave();
-  });
-  for (int rank : {0, 1}) processes.await("ready", rank);
-  processes.stop(0);
-  processes.say("go");
-  processes.await("leaves", 1);
+  constexpr uint64_t kEnds = 3000;  // more than the connection holds
+  start_long_leave(processes, kEnds, [](const TcpFailureDetector&, Store&) {});
   std::this_thread::sleep_for(milliseconds(200));
   processes.stop(1);
   std::this_thread::sleep_for(seconds(3));

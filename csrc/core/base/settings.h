@@ -26,9 +26,8 @@
          "for all of it")                                                                          \
   NUMBER(one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 32768, 0, 67108864, "bytes",                     \
          "most that a rank reads in an all-reduce in which each reads all data of the others; "    \
-         "beyond "                                                                                 \
-         "it, or beyond a staging chunk, each reduces a slice and they exchange the results; the " \
-         "rank 0 of a group decides for all of it")                                                \
+         "beyond it, or beyond a staging chunk, each reduces a slice and they exchange the "       \
+         "results; the rank 0 of a group decides for all of it")                                   \
   NUMBER(                                                                                          \
       arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",             \
       "address space that a process reserves for mailboxes and staging; memory is taken as it is " \

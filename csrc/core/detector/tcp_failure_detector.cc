@@ -243,7 +243,7 @@ void TcpFailureDetector::serve() {
   std::vector<Link*> polled;
   std::optional<TimeLeft> time_left;  // for the goodbye
   size_t unsent = 0;
-  int64_t wake_ns = monotonic_ns(), leave_ns = 0;
+  int64_t wake_ns = monotonic_ns(), leaving_since_ns = 0;
   int timeout_ms = -1;
   while (true) {
     if (timeout_ms > 0) leave_by_->note_slice(wake_ns, int64_t{timeout_ms} * 1'000'000);
@@ -262,10 +262,11 @@ void TcpFailureDetector::serve() {
     }
     timeout_ms = -1;  // no limit: leave() wakes the thread, or the process ends
     if (leave_by_) {
-      if (!time_left) leave_ns = wake_ns;
+      if (!time_left) leaving_since_ns = wake_ns;
       const size_t before = std::exchange(unsent, 0);
       for (const Link* link : polled) unsent += link->connection.unsent();
-      if (!time_left || (unsent < before && wake_ns - leave_ns < kLongestLeaveNs))
+      // As long as bytes are taken, others are slow, as on a busy machine, but not stopped.
+      if (!time_left || (unsent < before && wake_ns - leaving_since_ns < kLongestLeaveNs))
         time_left.emplace(leave_by_.emplace(Deadline::after(kLeaveLimit)));
       const int64_t left_ns = time_left->ns();
       if (left_ns <= 0 || polled.empty()) break;
