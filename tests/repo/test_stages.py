@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -148,6 +149,75 @@ def test_stages_report_failures_skips_and_slowest_tests(
     assert "=== passes\nsaid\n=== passes: passed, " in output
     assert "ZeroDivisionError" in output and "=== a part: skipped, it needs a moon" in output
     assert next(each.cpu_s for each in report.results if each.name == "passes") > 0
+
+
+def test_resumed_run_leaves_out_stages_passed_on_the_same_files(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tree = "one"
+    monkeypatch.setattr(stages, "tree_hash", lambda: tree)
+    results = {"passes": 0, "fails": 1, "is skipped": stages.SKIPPED, "comes after": 0}
+    ran: list[str] = []
+
+    def stage(name: str, *after: str) -> Any:
+        work = lambda run: ran.append(name) or results[name]  # noqa: E731
+        return stages.Stage(name, stages.ORDINARY, work, after=after)
+
+    chosen = [*map(stage, list(results)[:3]), stage("comes after", "passes", "fails")]
+
+    def run(resumes: bool) -> list[str]:
+        ran.clear()
+        record = stages.Record(tmp_path / "passed.json", resumes)
+        stages.run_all(chosen, stages.Report(record), 1, record.passed)
+        return sorted(ran)
+
+    every_stage = sorted(results)
+    assert run(resumes=False) == every_stage
+    assert run(resumes=True) == ["fails", "is skipped"]
+    assert run(resumes=False) == every_stage
+    results["fails"] = 0
+    assert run(resumes=True) == ["fails", "is skipped"]
+    assert run(resumes=True) == ["is skipped"]
+
+    tree = "another"
+    assert run(resumes=True) == every_stage
+    tree = ""  # there are changes
+    assert run(resumes=True) == every_stage
+    assert run(resumes=True) == every_stage
+    tree = "another"
+    assert run(resumes=True) == ["is skipped"]
+
+
+def test_stage_during_which_a_file_changes_is_not_recorded_as_passed(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hashes = iter(["one", "another"])
+    monkeypatch.setattr(stages, "tree_hash", lambda: next(hashes))
+    record = stages.Record(tmp_path / "passed.json", resumes=True)
+    chosen = [stages.Stage("a", stages.ORDINARY, lambda run: 0)]
+    stages.run_all(chosen, stages.Report(record), 1)
+    assert not record.passed and next(hashes, None) is None
+
+
+def test_tree_hash_is_that_of_the_files_and_empty_after_a_change(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    assert stages.tree_hash() == ""  # no repository
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path))
+
+    def commit(message: str) -> str:
+        for words in (["add", "."], ["commit", "-q", "--allow-empty", "-m", message]):
+            subprocess.run([*git, *words], check=True)
+        return stages.tree_hash()
+
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "file").write_text("one")
+    first = commit("first")
+    assert re.fullmatch("[0-9a-f]{40}", first) and commit("without a change") == first
+    (tmp_path / "file").write_text("two")
+    assert stages.tree_hash() == ""
+    assert commit("second") not in ("", first)
 
 
 def test_untimed_stages_have_lower_priority_than_timed_ones(
