@@ -129,8 +129,8 @@ def load_extension() -> ModuleType:
     version = torch_version()
     if version is None:
         raise RuntimeError(
-            "deepspeed_comm needs torch, which this Python cannot import: "
-            "run `pip install torch==2.13.0`, then build deepspeed_comm again."
+            "deepspeed_comm needs torch, which this Python cannot import: `import torch` shows the "
+            f"cause. If it is missing, `pip install torch==2.13.0`, then `{rebuild_command()}`."
         )
     try:
         built_against = _torch_of_build(native_folder(version))

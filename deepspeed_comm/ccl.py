@@ -179,7 +179,7 @@ def _finish(work: Any, async_op: bool) -> Any:
 
 def _check_initialized(call: str) -> None:
     if not _world:
-        raise RuntimeError(f"{call}: call initialize(size, rank, kvs) first")
+        raise RuntimeError(f"{call}: call ccl.initialize(size, rank, kvs) first")
 
 
 def _members(call: str, group: Any) -> tuple[int, ...]:

@@ -998,7 +998,7 @@ def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
     """The global rank of a rank of the group. Raises ValueError if the group has no such rank."""
     ranks = get_all_ranks_from_group(group)
     if not 0 <= group_rank < len(ranks):
-        raise ValueError(f"group_rank: the group has {len(ranks)} ranks, got {group_rank}")
+        raise ValueError(f"group_rank: got {group_rank}, expected 0 to {len(ranks) - 1}")
     return ranks[group_rank]
 
 

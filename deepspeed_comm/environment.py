@@ -123,16 +123,14 @@ def discover(
 
 def _complete(distributed_port: int, verbose: bool) -> None:
     """Completes variables set by hand. Needs RANK, WORLD_SIZE and MASTER_ADDR, or WORLD_SIZE=1."""
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     if os.environ.get("WORLD_SIZE") == "1":
-        missing = []
         _set_missing(RANK=0, LOCAL_RANK=0, MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port())
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     if missing:
         raise RuntimeError(
-            f"{', '.join(missing)} is not set, though "
-            f"{' and '.join(n for n in REQUIRED if n in os.environ)} is; start the program with "
-            "torchrun, mpirun or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
-            "MASTER_PORT on every rank"
+            f"not set: {', '.join(missing)} (set: "
+            f"{', '.join(n for n in REQUIRED if n in os.environ)}); start the program with "
+            f"torchrun, mpirun or srun, or set all of {', '.join(REQUIRED)} on every rank"
         )
     # LOCAL_RANK only matters to programs that share devices among the ranks of a host.
     _set_missing(LOCAL_RANK=0, MASTER_PORT=distributed_port)

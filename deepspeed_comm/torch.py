@@ -133,8 +133,8 @@ def _ranks_of_unlisted(group: Any) -> list[int]:
         if len(ranks) == group.size():
             return ranks
     raise ValueError(
-        f"the global ranks of group '{group.group_name}' are unknown to torch and to its backend; "
-        f"use ranks of the group (group_src, group_dst)"
+        f"neither torch nor the backend of group '{group.group_name}' knows its global ranks; use "
+        "group.rank() and group.size(), and calls with group_src or group_dst"
     )
 
 
@@ -241,8 +241,7 @@ class TorchBackend(Backend):
     def inference_all_reduce(
         self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        # The native call comes first, and checks its arguments by itself: each Python call before
-        # it would add a quarter of the native call's time.
+        # The direct call comes first and checks its arguments: a Python call adds a quarter to it.
         if not is_dynamo() and not _switched_off:
             work = _direct.direct_all_reduce(
                 tensor, op, _direct.world._default_pg if group is None else group, async_op
@@ -570,7 +569,7 @@ class TorchBackend(Backend):
 
     # --- point-to-point
 
-    # send() and recv() try the direct call first, as inference_all_reduce() does.
+    # send() and recv() try the direct call (_direct.py) first, as inference_all_reduce() does.
 
     def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
         if not is_dynamo():
@@ -666,9 +665,10 @@ def _receive_of_unlisted(tensor: Any, src: int | None, group: Any, tag: int) -> 
     if src is not None:
         dist.irecv(tensor, group=group, tag=tag, **_peer("src", src, None, group)).wait()  # type: ignore[union-attr]
         return src
+    ranks = _ranks_of_unlisted(group)  # raises before a message is lost
     work = group.recv_anysource([tensor], tag)
     work.wait()
-    return cast(int, _ranks_of_unlisted(group)[work._source_rank()])
+    return ranks[cast(int, work._source_rank())]
 
 
 _increment_version: Any = getattr(torch.autograd.graph, "increment_version", None)

@@ -43,7 +43,7 @@ class MpiWorld {
   //   kDscomm: nothing; MPI_Finalize would wait for the other hosts, and exiting without it is
   //     clean.
   //   kLauncher: MPI_Finalize, because the launcher takes an exit without it for a crash and ends
-  //     the job. Waits for all ranks of the job, up to the deadline. Nothing if MPI has given up.
+  //     the job. Waits for all ranks, up to the deadline. Nothing if MPI has given up (guarded.h).
   //   kProgram: nothing; the program finalises MPI.
   // Returns soon after the deadline at the latest. Idempotent.
   void leave(const Deadline& deadline);

@@ -188,7 +188,7 @@ bool MpiChannel::consume(bool) {
 void MpiChannel::drop() {
   in_flight();
   if (sent_ < published_) quarantine(std::move(cells_));
-  // If MPI gave up in a receive, it may use the memory without having returned a request.
+  // If dscomm has left a receive of MPI (guarded.h), MPI may use the memory without a request here.
   if (consumed_ < posted_ || mpi_gave_up()) quarantine(std::move(arriving_));
   cells_.reset();
   arriving_.reset();

@@ -90,7 +90,7 @@ void remember_ranks(const py::object& group, const std::unordered_map<int, int>&
   std::vector<int> group_ranks, global_ranks(ranks.size(), -1);
   for (const auto& [global_rank, rank] : ranks) {
     if (global_rank < 0 || rank < 0 || static_cast<size_t>(rank) >= ranks.size())
-      throw py::value_error("dscomm: ranks: expected one global rank for each rank of the group");
+      raise_value_error("ranks: got {} of {} for global rank {}", rank, ranks.size(), global_rank);
     if (group_ranks.size() <= static_cast<size_t>(global_rank))
       group_ranks.resize(static_cast<size_t>(global_rank) + 1, -1);
     group_ranks[static_cast<size_t>(global_rank)] = rank;

@@ -128,7 +128,7 @@ int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) 
   const Buffer buffer(tensor, Use::kWrite, Argument{"tensor"});
   const UnderWay under_way;
   int source = -1;
-  // As in receive(), a message that was sent before the group failed is still received.
+  // No check_alive(), as in receive(): a message sent before the group failed is still received.
   const Status status = group_->blocking_receive(buffer.data(), buffer.count(), buffer.dtype(), src,
                                                  tag, std::chrono::milliseconds(0), &source);
   if (!status.ok()) raise_error(status, title, *group_);

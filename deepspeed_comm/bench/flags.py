@@ -154,7 +154,7 @@ def parse(arguments: Sequence[str] | None, rank: int, world: int | None) -> Opti
         collectives = list(COLLECTIVES)
     for name in collectives:
         if name not in COLLECTIVES:
-            parser.error(f"no collective is called {name!r}: all, {', '.join(COLLECTIVES)}")
+            parser.error(f"no collective {name!r}: expected all, {', '.join(COLLECTIVES)}")
     backends = list(dict.fromkeys(name.lower() for name in given.backend))
     for name in backends:
         if name in COLLECTIVES or name == "all":

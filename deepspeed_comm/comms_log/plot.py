@@ -28,11 +28,13 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of a log in JSON. Raises OSError, or ValueError if the file is not one."""
     try:
         with open(path, encoding="utf-8") as file:
-            return list(json.load(file)["records"])
+            records = list(json.load(file)["records"])
+        for quantity, _ in PANELS:
+            curves(records, quantity)  # raises if a row is not of a log
+        return records
     except (ValueError, KeyError, TypeError) as error:  # UnicodeDecodeError is a ValueError
         raise ValueError(
-            f"{path} is no log in JSON, as save_log('log.json') writes it: "
-            f"{type(error).__name__}: {error}"
+            f"{path} was not written by save_log('log.json'): {type(error).__name__}: {error}"
         ) from error
 
 

@@ -54,7 +54,7 @@ def check_launcher(finding: Finding, examination: Examination) -> None:
     missing = [name for name in _launcher_variables.REQUIRED[:3] if name not in given]
     if given and missing and place is None and given.get("WORLD_SIZE") != "1":
         finding.warn(
-            f"{', '.join(missing)} is not set, though {', '.join(given)} is",
+            f"not set: {', '.join(missing)} (set: {', '.join(given)})",
             "start the program with torchrun, mpirun or srun, or set all of "
             f"{', '.join(_launcher_variables.REQUIRED)} on every rank",
         )

@@ -34,7 +34,7 @@ def _surface(world: World) -> None:
     os.environ["MASTER_ADDR"] = "192.0.2.1"  # another host's: who serves says its own address
     everyone = list(range(world.size))
     tensor = torch.full((5,), float(world.rank))
-    with pytest.raises(RuntimeError, match=r"call initialize\(size, rank, kvs\) first"):
+    with pytest.raises(RuntimeError, match=r"call ccl.initialize\(size, rank, kvs\) first"):
         ccl.all_reduce(tensor, ReduceOp.SUM, everyone)
     with pytest.raises(ValueError, match="rank 7 must be at least 0 and below size, 3"):
         ccl.initialize(world.size, 7, [0] * 256)

@@ -54,9 +54,16 @@ def test_figure_shows_latency_and_bandwidth_of_each_operation(tmp_path: Path) ->
 
 def test_invalid_log_or_format_is_named(tmp_path: Path) -> None:
     log, figure = saved(tmp_path), tmp_path / "figure.png"
-    for text in ("rank,operation\n", "[]", '{"records": 1}', '{"other": []}', "\xff"):
+    for text in (
+        "rank,operation\n",
+        "[]",
+        '{"records": 1}',
+        '{"records": [{}]}',
+        '{"other": []}',
+        "\xff",
+    ):
         (tmp_path / "other").write_text(text, encoding="latin-1")
-        with pytest.raises(SystemExit, match="dscomm plot: .*other is no log in JSON, as save_log"):
+        with pytest.raises(SystemExit, match="dscomm plot: .*other was not written by save_log"):
             plot.main([str(tmp_path / "other"), str(figure)])
     with pytest.raises(SystemExit, match="dscomm plot: .*No such file"):
         plot.main([str(tmp_path / "none.json"), str(figure)])

@@ -407,7 +407,7 @@ def test_json_csv_table_and_plot_have_same_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("all_reduse", "no collective is called 'all_reduse'"),
+        ("all_reduse", "no collective 'all_reduse': expected all, all_reduce"),
         ("-b 12X", "expected bytes such as 8, 64K, 16M or 1G, got '12X'"),
         ("-b 0", "expected bytes"),
         ("-b 2K -e 1K", "-b/--minbytes 2048 is above -e/--maxbytes 1024"),

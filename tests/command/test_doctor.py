@@ -492,7 +492,7 @@ def test_forbidden_sockets_are_a_problem(bare: pytest.MonkeyPatch) -> None:
         ({"RANK": "x"}, "problem: RANK=x is not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "problem: RANK=2 is not in a world of 2"),
         ({"MASTER_PORT": "70000"}, "problem: MASTER_PORT=70000 is not a port"),
-        ({"WORLD_SIZE": "2"}, "warning: RANK, MASTER_ADDR is not set, though WORLD_SIZE is"),
+        ({"WORLD_SIZE": "2"}, "warning: not set: RANK, MASTER_ADDR (set: WORLD_SIZE)"),
         (
             {"MASTER_ADDR": "no.such.invalid"},
             "problem: MASTER_ADDR=no.such.invalid cannot be resolved",

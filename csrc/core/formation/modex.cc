@@ -748,7 +748,7 @@ Status Modex::check_awaited() {
   for (int rank : awaited) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
     if (!there) continue;
-    // An entry older than this process may be of a live rank: it counts after kRestartWaitNs.
+    // An entry older than this process counts as a live rank's if it stays for kRestartWaitNs.
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!is_stale(entry.time_ns) || monotonic_ns() - entry.since_ns >= kRestartWaitNs)
       local_->stop_awaiting(rank);

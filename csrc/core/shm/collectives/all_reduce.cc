@@ -6,8 +6,8 @@
 //             from all ranks' staging, publishes the result, and gathers the others' slices of the
 //             previous chunk, while the next chunk has already been staged.
 //
-// The form depends on the size alone, so all ranks choose the same. Staged data needs no closing
-// barrier: a buffer is reused once its readers have acknowledged it.
+// All ranks choose the same form: by the size, the number of ranks and the settings of rank 0.
+// Staged data needs no closing barrier: a buffer is reused once its readers have acknowledged it.
 //
 // In the chunked form, each rank decides for itself whether the others read its tensor in place.
 // They then read its input there and, if in == out, its results. Only rank k reads slice k of the
