@@ -491,6 +491,18 @@ void MpiTeam::find_missing_members() {
   }
 }
 
+void MpiTeam::note_headers() {
+  if (may_be_finished_.empty() || header_staging_.requests.empty()) return;
+  const MPI_Request* request = header_staging_.requests.data();
+  for (int k = 0; k < size(); ++k) {
+    if (!way_.has(k, rank_)) continue;
+    int came = 0;
+    const auto ask = [&] { return MPI_Request_get_status(*request, &came, MPI_STATUS_IGNORE); };
+    if (guarded(ask) == MPI_SUCCESS && came) may_be_finished_[static_cast<size_t>(k)] = true;
+    ++request;
+  }
+}
+
 // By default the next call needs every rank.
 void MpiTeam::await_all() {
   awaited_.clear();
@@ -501,6 +513,7 @@ void MpiTeam::await_all() {
 Status MpiTeam::check_missing_members(CallPhase phase) {
   if (died_.ok() && left_.ok()) return {};
   if (!awaited_.empty()) {  // missing ranks may have done their part by now
+    if (phase == CallPhase::kEntering) note_headers();
     died_ = left_ = {};
     find_missing_members();
   }

@@ -374,6 +374,8 @@ class MpiTeam final : public Team {
   void read_failure_notices();
   // Updates died_ and left_ from the awaited ranks.
   void find_missing_members();
+  // Of a one-way call: ranks whose header came may have finished, while other headers are awaited.
+  void note_headers();
   // A message came: ranks that have left may have more in transit, so their grace starts again.
   void note_arrival() {
     if (!left_.ok() && died_.ok()) gone_since_ns_ = monotonic_ns();

@@ -808,6 +808,54 @@ TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
     });
 }
 
+// A rank that left after its part of the call is not the one that the root waits for.
+TEST(MpiTeam, CallWithLateRankAfterOtherRankLeftCompletes) {
+  if (Job::get().size() < 3) return;  // with two ranks nobody else can leave
+  for (const bool reduces : {true, false})
+    on_every_rank(mpi_team())([reduces](Team& team) {
+      Job& job = Job::get();
+      const int late = team.size() - 1;
+      if (team.rank() == late) usleep((kGraceOfLeaversNs + 1'500'000'000) / 1000);
+      const int32_t mine = team.rank();
+      std::vector<int32_t> all(static_cast<size_t>(team.size()), -1);
+      std::vector<void*> outs;
+      for (int32_t& each : all) outs.push_back(&each);
+      const std::vector<size_t> counts(all.size(), 1);
+      const bool is_root = team.rank() == 0;
+      const CallOptions options = within_ms(60'000);
+      const Status status = reduces ? team.reduce(&mine, all.data(), 1, {DType::kInt32}, 0, options)
+                            : is_root
+                                ? team.gather(&mine, 1, DType::kInt32, outs, counts, 0, options)
+                                : team.gather(&mine, 1, DType::kInt32, {}, {}, 0, options);
+      EXPECT_TRUE(status.ok()) << status.message();
+      if (is_root && reduces) EXPECT_EQ(all[0], late * (late + 1) / 2);
+      if (is_root && !reduces) EXPECT_EQ(all.back(), late);
+      if (team.rank() == 1) job.detector().report(1, Code::kPeerLeft);
+    });
+}
+
+TEST(MpiTeam, ReduceAfterOtherRankLeftNamesRankEndedByException) {
+  if (Job::get().size() < 3) return;  // with two ranks nobody else can leave
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    const int victim = team.size() - 1;
+    if (team.rank() == victim) {
+      usleep(300'000);
+      job.detector().report(victim, Code::kPeerLeft, true);
+      return;
+    }
+    const int32_t mine = 1;
+    int32_t sum = 0;
+    const Status status = team.reduce(&mine, &sum, 1, {DType::kInt32}, 0, within_ms(60'000));
+    if (team.rank() == 1) job.detector().report(1, Code::kPeerLeft);
+    if (team.rank() != 0) return;
+    EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
+    EXPECT_NE(status.message().find(job.name_of(victim) + " was ended by an unhandled ValueError"),
+              std::string::npos)
+        << status.message();
+  });
+}
+
 // A sender is some calls ahead and waits until the root takes its messages.
 TEST(MpiTeam, GatherToDepartedRootNamesTheRoot) {
   on_every_rank(mpi_team())([](Team& team) {
