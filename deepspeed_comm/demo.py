@@ -14,7 +14,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from deepspeed_comm import _launcher_variables
 from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm._timing import all_reduce_times
+from deepspeed_comm.bench.flags import byte_size, positive
 
 BACKENDS = ("dscomm", "gloo")
 BATCH = 64  # digits, of all ranks together
@@ -67,7 +67,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=positive, default=12)
     parser.add_argument(
         "--sizes",
-        type=byte_size,
+        type=float32_size,
         nargs="+",
         default=[8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20],
         metavar="BYTES",
@@ -79,18 +79,10 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
-    return value
-
-
-def byte_size(text: str) -> int:
-    """Parses bytes such as 8, 64K or 16M; a multiple of 4, for float32."""
-    found = re.fullmatch(r"(\d+)([KMG]?)i?B?", text, re.IGNORECASE)
-    size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()] if found else 0
-    if size < 4 or size % 4:
+def float32_size(text: str) -> int:
+    """Parses bytes as byte_size() does; a multiple of 4, for float32."""
+    size = byte_size(text)
+    if size % 4:
         raise argparse.ArgumentTypeError(f"expected a multiple of 4 bytes, got {text}")
     return size
 

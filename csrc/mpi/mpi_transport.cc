@@ -98,8 +98,7 @@ Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& re
   const int global_rank = request.members[static_cast<size_t>(request.rank)].global_rank;
   set_log_rank(global_rank >= 0 ? global_rank : request.rank);
   std::shared_ptr<MpiTransport> transport(new MpiTransport(request));
-  Status status = transport->bring_up_all(std::move(store), deadline, folder);
-  if (!status.ok()) return status;
+  DSCOMM_RETURN_IF_ERROR(transport->bring_up_all(std::move(store), deadline, folder));
   return std::shared_ptr<Transport>(std::move(transport));
 }
 

@@ -2,7 +2,6 @@
 
 #include <pmix.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -265,15 +264,13 @@ void PmixServer::on_probed(pmix_status_t, void*) {
 }
 
 void PmixServer::wake_main_thread() {
-  uint64_t one = 1;
-  // Cannot fail: the counter is reset before it could overflow.
-  [[maybe_unused]] ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
+  ::eventfd_write(wakeup_.get(), 1);  // cannot fail: the counter is reset before it could overflow
 }
 
 std::vector<PmixFence> PmixServer::take_fences() {
   std::lock_guard lock(mutex_);
-  uint64_t count;
-  [[maybe_unused]] ssize_t taken = ::read(wakeup_.get(), &count, sizeof count);
+  eventfd_t count;
+  ::eventfd_read(wakeup_.get(), &count);
   return std::exchange(fences_, {});
 }
 

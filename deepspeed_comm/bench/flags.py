@@ -90,6 +90,11 @@ def whole(least: int, text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> int:
+    """Parses a whole number above 0."""
+    return whole(1, text)
+
+
 def _root(text: str) -> int | None:
     return None if text == "all" else whole(0, text)
 
@@ -104,9 +109,6 @@ def _dtypes(text: str) -> list[str]:
 
 
 def _parser() -> _Parser:
-    def positive(text: str) -> int:
-        return whole(1, text)
-
     parser = _Parser(
         prog="dscomm bench",
         description="Time collectives of torch.distributed on CPU tensors; check every result.",

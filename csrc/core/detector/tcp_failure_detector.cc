@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -59,11 +58,8 @@ Result<std::unique_ptr<TcpFailureDetector>> TcpFailureDetector::connect(
 
 Status TcpFailureDetector::begin() {
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid())
-    return make_status(Code::kResource, "eventfd failed: {}", std::strerror(errno));
-  Result<std::thread> service = start_thread("the failure detector", [this] { serve(); });
-  if (!service.ok()) return service.status();
-  service_ = std::move(service).value();
+  if (!wake_.valid()) return system_error("eventfd");
+  DSCOMM_ASSIGN_OR_RETURN(service_, start_thread("the failure detector", [this] { serve(); }));
   return {};
 }
 
@@ -77,9 +73,7 @@ void TcpFailureDetector::start(std::vector<Link> links) {
 }
 
 void TcpFailureDetector::wake() {
-  uint64_t one = 1;
-  // Fails only after 2^64 writes: then the thread is awake.
-  [[maybe_unused]] ssize_t written = ::write(wake_.get(), &one, sizeof one);
+  ::eventfd_write(wake_.get(), 1);  // fails only after 2^64 writes: then the thread is awake
 }
 
 TcpFailureDetector::~TcpFailureDetector() {
@@ -299,8 +293,8 @@ bool TcpFailureDetector::await_start() {
 }
 
 void TcpFailureDetector::clear_wakeup() {
-  uint64_t times;
-  [[maybe_unused]] ssize_t count = ::read(wake_.get(), &times, sizeof times);
+  eventfd_t times;
+  ::eventfd_read(wake_.get(), &times);
 }
 
 // Handles requests of other threads.

@@ -567,16 +567,14 @@ Result<Modex::Table> Modex::follow() {
   TimeLeft time_left(last);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     DSCOMM_RETURN_IF_ERROR(put_if_due());
-    Result<bool> answered = has_answer();
-    if (!answered.ok()) return answered.status();
-    if (answered.value()) return finish();
+    DSCOMM_ASSIGN_OR_RETURN(bool is_answered, has_answer());
+    if (is_answered) return finish();
     const bool is_over = time_left.is_over();
     Status reason = is_over ? Status(Code::kTimeout, "") : check();
     if (reason.ok()) reason = listen(pause, last);
     if (reason.ok()) continue;
-    answered = has_answer();
-    if (!answered.ok()) return answered.status();
-    if (answered.value()) return finish();
+    DSCOMM_ASSIGN_OR_RETURN(is_answered, has_answer());
+    if (is_answered) return finish();
     if (is_over) {
       const std::string who = missing();
       reason =

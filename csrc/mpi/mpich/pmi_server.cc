@@ -23,9 +23,9 @@ Result<std::shared_ptr<PmiServer>> PmiServer::start(int size, std::string node_m
     return system_error("socketpair");
   server->server_ = UniqueFd(ends[0]);
   server->client_ = ends[1];
-  Result<std::thread> thread = start_thread("serving PMI", [server] { server->serve(); });
-  if (!thread.ok()) return thread.status();
-  thread.value().detach();
+  DSCOMM_ASSIGN_OR_RETURN(std::thread thread,
+                          start_thread("serving PMI", [server] { server->serve(); }));
+  thread.detach();
   return server;
 }
 

@@ -103,11 +103,11 @@ class MpichStart final : public MpiStart {
     listeners_->restrict_new(context.plan.addresses);
     std::optional<std::string> put = server_->entered_barrier();
     if (!put) return {};
-    Result<std::string> all = context.exchange.agree("pmi" + std::to_string(barriers_++), *put,
-                                                     pack<std::vector<std::string>>);
-    if (!all.ok()) return all.status();
+    DSCOMM_ASSIGN_OR_RETURN(const std::string all,
+                            context.exchange.agree("pmi" + std::to_string(barriers_++), *put,
+                                                   pack<std::vector<std::string>>));
     std::vector<std::string> said;
-    if (!unpack(all.value(), &said)) return malformed_value("message from rank 0");
+    if (!unpack(all, &said)) return malformed_value("message from rank 0");
     return server_->end_barrier(said);
   }
 

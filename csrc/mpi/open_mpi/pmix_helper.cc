@@ -415,8 +415,7 @@ void PmixHelper::quit() {
     state_->socket.close();  // also tells the helper
     return;
   }
-  uint64_t one = 1;
-  [[maybe_unused]] ssize_t written = ::write(state_->stop.get(), &one, sizeof one);
+  ::eventfd_write(state_->stop.get(), 1);
   std::unique_lock lock(state_->mutex);
   bool ended = state_->ended_condition.wait_for(lock, kQuitLimit, [&] { return state_->ended; });
   lock.unlock();

@@ -165,11 +165,10 @@ class OpenMpiStart final : public MpiStart {
     description.own_host = static_cast<uint32_t>(own_host);
     description.hosts = context.plan.hosts;
     description.verbose = log_enabled(LogLevel::kDebug);
-    Result<std::unique_ptr<PmixHelper>> helper =
+    DSCOMM_ASSIGN_OR_RETURN(
+        helper_,
         PmixHelper::start(context.helper_path, description, context.store, fence_prefix(context),
-                          context.deadline, [&context] { return context.exchange.check(); });
-    if (!helper.ok()) return helper.status();
-    helper_ = std::move(helper).value();
+                          context.deadline, [&context] { return context.exchange.check(); }));
     DSCOMM_RETURN_IF_ERROR(helper_->serve());
     const PmixEnvironments& environments = helper_->environments();
     for (size_t i = 0; i < environments.own.size(); ++i)
