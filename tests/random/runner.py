@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from program import PLAIN_TIMEOUT_S
+
 HERE = Path(__file__).resolve().parent
 Program = dict[str, Any]
 
@@ -126,7 +128,7 @@ def hard_limit_s(program: Program) -> float:
     """Each group may cost its timeout once when it is made, and once more afterwards."""
     groups = sum(step["do"] in ("world", "group") for step in program["steps"])
     sleeps = sum(step.get("ms", 0) for step in program["steps"]) / 1000
-    if program["faults"] and program["timeout_s"] < 10:
+    if program["faults"] and program["timeout_s"] < PLAIN_TIMEOUT_S:
         return float(program["timeout_s"] * (2 * groups + 2) + sleeps + 20)
     return float(program["timeout_s"] + sleeps + 30)
 

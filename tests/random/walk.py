@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from program import REDUCING, Program, generate
+from program import REDUCING, SHORT_TIMEOUT_S, Program, generate
 from runner import Runner
 from shrink import Shrinker, kind_of
 
@@ -103,6 +103,11 @@ def on_hosts(program: Program, count: int, mpi: str) -> Program:
     program["faults"] = [fault for fault in program["faults"] if fault["kind"] != "leave"]
     program["endings"] = ["return" if how == "exit" else how for how in program["endings"]]
     program["environment"]["DSCOMM_MPI"] = mpi
+    if program["timeout_s"] == SHORT_TIMEOUT_S:  # these ranks also start MPI, which took up to 7 s
+        program["timeout_s"] *= 2
+        for fault in program["faults"]:
+            if fault["kind"] in ("stop_long", "stop_all"):
+                fault["for_ms"] *= 2
     for step in program["steps"]:
         if step.get("call") in (*REDUCING, "broadcast", "all_gather_into_tensor"):
             is_long = step["count"] > 3000 and "splits" not in step
