@@ -21,10 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from program import PLAIN_TIMEOUT_S
+from program import PLAIN_TIMEOUT_S, Program
 
 HERE = Path(__file__).resolve().parent
-Program = dict[str, Any]
 
 
 class Runner:
