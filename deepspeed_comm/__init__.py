@@ -7,8 +7,8 @@ Importing this package registers the backend, for a torch that does not load plu
 
 The package has deepspeed.comm's API: all names of comm.py.
 
-torch imports this package in every program of its environment, so other modules are imported on
-first use, by __getattr__ (PEP 562), never at the top.
+torch imports this package in every program of its environment, so all modules except _plugin are
+imported on first use, by __getattr__ (PEP 562), never at the top.
 
 Each build of the native code fits one torch and has a folder named after it, so an editable install
 can serve several environments. The folder for the current torch is added to __path__ below, which

@@ -4,8 +4,8 @@ A call of torch.distributed passes its Python checks, its logging and torch's di
 backend. The most frequent small calls go directly to the backend if the group uses dscomm.
 
 direct_all_reduce(tensor, op, group, async_op), with positional arguments only, is the native
-module's function once the module is loaded. It returns NotImplemented, and the call then goes
-through torch's dispatcher with the same result, if
+module's function once the module is loaded. It returns NotImplemented, and its caller then takes
+a slower path with the same result, if
 - it does not know the op or the group; find_backend() registers them,
 - the tensor is not a plain CPU tensor,
 - a mode (TorchDispatchMode, TorchFunctionMode), a torch.func transform or a tracer is active on

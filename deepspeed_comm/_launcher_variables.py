@@ -45,7 +45,7 @@ def number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def whole_number(name: str, text: str) -> int:
-    """The number that `name` is set to. Raises ValueError, which names both, if it is none."""
+    """The number in `text`, the value of `name`. Raises ValueError with both if there is none."""
     try:
         return int(text)
     except ValueError:

@@ -31,8 +31,8 @@ def rendezvous(
 ) -> Iterator[tuple[Any, int, int]]:
     """torch's handler of "mpi://": yields (store, rank, size) once.
 
-    Raises ValueError for a number that is none, and RuntimeError if the launcher or rank 0's host
-    is unknown, or if rank 0 cannot be reached within the timeout.
+    Raises ValueError if a rank, size or port is not a number, and RuntimeError if the launcher or
+    rank 0's host is unknown, or if rank 0 cannot be reached within the timeout.
     """
     from torch.distributed import TCPStore
 

@@ -130,8 +130,8 @@ def configure(
     trace_events: the number of latest calls to keep for save_trace(), about 250 bytes each; 0 keeps
         none.
 
-    Raises TypeError for an unknown key in the configuration or a value of the wrong type, and
-    ValueError for a negative trace_events.
+    Raises TypeError for an unknown key or a value of the wrong type in the configuration, and
+    ValueError if trace_events is negative, or if the parameter trace_events is not an int.
     """
     if isinstance(deepspeed_config, dict):
         comms_logger.configure(DeepSpeedCommsConfig(deepspeed_config))
@@ -291,7 +291,7 @@ def log_summary(
     """Prints the log of rank 0. Collective over all ranks.
 
     show_straggler: adds the time that calls waited for slower ranks. return_dict: returns the log
-    of this rank; latencies in ms, bandwidths in Gbit/s:
+    of this rank, in ms and Gbit/s; averages leave out the lowest and the highest tenth of samples:
 
         {"summary": {name: {bytes: {count, total_latency_ms, avg_latency_ms, tput_avg_gbps,
                                     busbw_avg_gbps, msg_size_bytes, msg_size_str,
@@ -853,9 +853,9 @@ def empty(
     from staging memory; results are the same. The tensor may outlive the group, and works with all
     groups of dscomm. A forked child shares the memory, and may see later writes of the parent.
 
-    Returns an ordinary tensor of torch.empty() if the group has another backend, if the pool is
-    full (DSCOMM_POOL_BYTES), on another device, and with pin_memory=True, because CUDA cannot pin
-    shared memory. is_pooled() tells the two kinds apart.
+    Returns an ordinary tensor, as torch.empty() does, for less than a page (4 KiB), if the group
+    has another backend, if the pool is full or off (DSCOMM_POOL_BYTES), on another device, and with
+    pin_memory=True (CUDA cannot pin shared memory). is_pooled() tells the two kinds apart.
 
     size: integers, or one sequence of them, like torch.empty().
     dtype: torch's default dtype by default.
@@ -1070,8 +1070,8 @@ def set_backend(backend: Backend | None = None) -> None:
 def mpi_discovery(
     distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
 ) -> None:
-    """Sets missing variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) from those of
-    mpirun or Slurm, else by asking mpi4py. Raises RuntimeError if neither is enough."""
+    """Sets missing variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) from mpirun,
+    Slurm or mpi4py. RuntimeError if none suffices; AssertionError if the process group differs."""
     environment.mpi_discovery(distributed_port, verbose)
     if is_initialized():
         for name, known in (("RANK", get_rank()), ("WORLD_SIZE", get_world_size())):

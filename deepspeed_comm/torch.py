@@ -23,7 +23,7 @@ from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import Backend, select_backend
 from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
 
-# Operations that return a Noop instead of communicating, to measure a job without their time.
+# Operations that do not communicate (see Noop), to measure a job without their time.
 _switched_off: set[str] = set()
 
 
@@ -241,7 +241,7 @@ class TorchBackend(Backend):
     def inference_all_reduce(
         self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        # The direct call comes first and checks its arguments: a Python call adds a quarter to it.
+        # The direct call checks its arguments; a Python call before it would cost a quarter of it.
         if not is_dynamo() and not _switched_off:
             work = _direct.direct_all_reduce(
                 tensor, op, _direct.world._default_pg if group is None else group, async_op

@@ -16,9 +16,9 @@ namespace dscomm {
 Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
                        const GiveUpCheck& check);
 
-// Returns the reason for `refused`, an error of MPI. A broken connection is often the first sign of
-// a death, so polls `check` for 0.4 s, but not beyond `end`, and returns its first failure. If
-// `check` stays OK, returns append_first_death(refused).
+// Returns the reason for `refused`, an error of MPI: polls `check` for 0.4 s, but not beyond `end`,
+// because a broken connection is often the first sign of a death. Returns the first failure of
+// `check` or, if it stays OK, append_first_death(refused).
 Status reason_or(const Status& refused, const Deadline& end, const GiveUpCheck& check);
 
 }  // namespace dscomm

@@ -28,7 +28,7 @@ constexpr int kGroupTag = 0x2473;
 // The largest job whose ranks all connect in advance: each connection takes a descriptor.
 constexpr int kMostConnected = 256;
 
-// True while MPI_Init_thread runs: if it never returns, MPI's state is unknown. Guards no data.
+// MPI_Init_thread runs, or was abandoned and MPI's state is unknown. Guards no data.
 std::atomic<bool> initialisation_left_behind{false};
 
 // A rank's place in MPI_COMM_WORLD, and its MpiStart::carries_token().

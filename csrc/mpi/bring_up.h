@@ -1,9 +1,9 @@
 // Bring-up: makes the members of a transport one MPI job, however they were started.
 //
 //   1. Every rank publishes its host and the state of its MPI.
-//   2. Rank 0 collects these and publishes the plan. It tells which of three cases applies: MPI is
-//      initialised already (by mpi4py, say), a launcher has prepared it (mpirun, srun --mpi=pmix,
-//      flux), or dscomm starts it.
+//   2. Rank 0 collects these and publishes the plan, which names one of three cases: MPI is
+//      initialised already (by mpi4py, say), a launcher has prepared MPI (mpirun, srun
+//      --mpi=pmix, flux), or dscomm starts MPI.
 //   3. All ranks call MPI_Init_thread, unless MPI is initialised already.
 //   4. Rank 0 publishes all members' ranks in MPI_COMM_WORLD. The members make a communicator.
 //
@@ -39,12 +39,12 @@ class MpiWorld {
   // too. MPI returns its errors. Never freed.
   MPI_Comm comm() const { return comm_; }
 
-  // Call it when no thread calls MPI any more. Ends MPI as its origin requires:
-  //   kDscomm: nothing; MPI_Finalize would wait for the other hosts, and exiting without it is
-  //     clean.
-  //   kLauncher: MPI_Finalize, because the launcher takes an exit without it for a crash and ends
-  //     the job. Waits for all ranks, up to the deadline. Nothing if MPI has given up (guarded.h).
-  //   kProgram: nothing; the program finalises MPI.
+  // Call it when no thread calls MPI any more. Releases dscomm-pmix if dscomm started it. Whether
+  // it then calls MPI_Finalize depends on the origin:
+  //   kDscomm: no; MPI_Finalize would wait for the other hosts, and an exit without it is clean.
+  //   kLauncher: yes, because the launcher takes an exit without it for a crash and ends the job.
+  //     Waits for all ranks, up to the deadline. Not if MPI has given up (guarded.h).
+  //   kProgram: no, because the program finalises MPI.
   // Returns soon after the deadline at the latest. Idempotent.
   void leave(const Deadline& deadline);
 

@@ -29,7 +29,7 @@ class EnvironmentForStart {
   void set(const std::string& assignment, bool overwrite = true);  // "NAME=VALUE"
   // Does nothing if the variable is set.
   void set_default(const std::string& assignment) { set(assignment, /*overwrite=*/false); }
-  // Unsets the variables that is_wanted() selects by name.
+  // Unsets those variables with the constructor's prefixes whose names is_wanted() selects.
   void unset_if(const std::function<bool(std::string_view name)>& is_wanted);
 
  private:

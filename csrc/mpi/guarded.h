@@ -41,7 +41,7 @@ void note_first_death(const Status& death);
 namespace guard {
 
 struct GaveUp {};
-// Leaves the running call; only inside guarded(). `why` is MPI's message.
+// Leaves the running call. Call it only inside guarded(). `why`: for mpi_abort_message().
 [[noreturn]] void give_up(const char* why);
 
 class Entry {

@@ -2,13 +2,13 @@
 // reports a mismatch.
 //
 // In a gather, a scatter or an all_to_all each receiver verifies the headings of its senders
-// (mpi_team_exchange.cc). Every other call begins with its CallHeader, which is combined
-// over all ranks. It holds a hash of the call and the hash's complement, and both are minimised:
-// all hashes are equal if and only if one minimum is the complement of the other. The hash also
-// covers earlier calls, because a rank that only sends may have finished a call in which the ranks
-// differ. Counts that must match in pairs (the elements that one rank sends and another expects)
-// are balanced: the sender adds a hash of the pair and the count, the receiver subtracts it, and
-// the sum over all ranks is zero if all pairs match. So all ranks find a mismatch in the same call.
+// (mpi_team_exchange.cc). Every other call begins with its CallHeader, which is combined over all
+// ranks unless headers go in one direction (below). It holds a hash of the call and the hash's
+// complement. Both are minimised: all hashes are equal if and only if one minimum is the complement
+// of the other. The hash also covers earlier calls, because a rank that only sends may have
+// finished a call in which the ranks differ. Counts that must match in pairs (sent and expected
+// elements) are balanced: the sender adds a hash of the pair and the count, the receiver subtracts
+// it, and the sum over all ranks is zero if all pairs match. So all find a mismatch in this call.
 //
 // Among few ranks (up to MpiTeamOptions::few_ranks), each sends its header, with the call itself,
 // directly to each other rank. Receives have room for the longest CallHeader that any rank may
@@ -43,7 +43,7 @@ namespace dscomm {
 inline constexpr size_t kPiggybackBytes = 984;
 // Among few ranks: the most that a rank piggybacks for all others together in a reduction or a
 // broadcast. An all-reduce of 16 KiB between 2 hosts took 42 us without this and takes 27 us with
-// it. If each rank gets different data, the limit is one message for each rank
+// it. In an all-gather, in a reduce-scatter and in shares, the limit is one message for each rank
 // (MpiTeamOptions::message_bytes).
 inline constexpr size_t kPiggybackBytesOfFew = 60 << 10;
 
@@ -52,7 +52,7 @@ struct HeaderFields {
   uint64_t complement = 0;  // minimum
   uint64_t balance = 0;     // sum modulo 2^64
   uint64_t longest = 0;     // maximum: elements of the longest block that a rank knows of
-  // The piggybacked data: `count` elements to reduce, or none.
+  // Among many ranks: the piggybacked data, `count` elements to reduce, or none.
   uint32_t count = 0;
   uint8_t dtype = 0;
   uint8_t op = 0;

@@ -14,7 +14,7 @@
 namespace dscomm {
 namespace {
 
-// A pass over some hundred channels takes less than this if nothing arrives.
+// Asking for a few hundred channels in a row takes less than this, so one probe of MPI is enough.
 constexpr int64_t kPassNs = 10'000;
 
 // With MPI's header, the longest cell stays below the 64 KiB that Open MPI sends eagerly over TCP.

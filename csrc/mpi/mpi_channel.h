@@ -3,7 +3,7 @@
 // Each cell is one non-blocking send from a ring of staging memory, and one receive into the peer's
 // ring. The receiver probes for the first cell of a message, then posts receives for the rest. So
 // no receive is left over, except one after an abandoned message, which then takes the next
-// message's first cell. A pending MPI request cannot be cancelled, so a ring that is in use when
+// message's first cell. MPI cannot reliably cancel a pending request, so a ring that is in use when
 // the channel is destroyed is never freed.
 #pragma once
 

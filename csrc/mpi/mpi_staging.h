@@ -1,7 +1,7 @@
 // MpiStaging: the memory that MPI reads and writes, and the requests that use it.
 //
-// MPI never gets user memory: a pending request cannot be cancelled, and a caller frees its tensors
-// after a timeout. Staging that is destroyed with a pending request goes into quarantine.
+// MPI never gets user memory: MPI cannot reliably cancel a pending request, and a caller may free
+// its tensors after a timeout. Staging that is destroyed with a pending request goes into quarantine.
 //
 // Quarantine: memory that MPI may still access is never freed. MPI may continue a pending request
 // in any later call, of any Team.
@@ -28,8 +28,8 @@ class MpiStaging {
   MpiStaging& operator=(const MpiStaging&) = delete;
 
   // Makes room for at least `bytes` of data, aligned to a cache line, and for `table_entries` each
-  // of counts() and offsets(), which MPI reads while a request is pending. Discards the contents.
-  // kResource if memory runs out.
+  // of counts() and offsets(), which MPI reads while a request is pending. Keeps the memory if it
+  // is large enough; else discards the contents. kResource if memory runs out.
   Status reserve(size_t bytes, size_t table_entries);
 
   std::byte* data() { return data_; }

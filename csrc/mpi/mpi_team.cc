@@ -181,8 +181,8 @@ Status MpiTeam::begin_one_way(size_t count, const HeaderRoute& way, const CallOp
 }
 
 Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
-  // If a rank finished this call and then ended the Team, other ranks may still need this rank's
-  // part of the call: so fail only if the Team ended in this call or before.
+  // A rank may finish this call and then end the Team before this rank begins the call. Others may
+  // still need this rank's part, so only an end in this call or an earlier one counts.
   if (!failure_in(options.parent_call != nullptr ? options.parent_call->number() : sequence_ + 1)
            .ok())
     return failure();

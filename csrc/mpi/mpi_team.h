@@ -5,7 +5,7 @@
 // flight, so that copies overlap with the network. Memory is bounded whatever the size of the data,
 // and a piece's counts fit MPI's int.
 //
-// If ranks send to each other one by one or along a chain, a piece is a message that MPI sends
+// By swap, by pairs and along a chain (mpi_team_reduce.cc), a piece is a message that MPI sends
 // eagerly. Over TCP, Open MPI uses a rendezvous for longer messages, whose control messages queue
 // behind data in transit. 16 MiB each way between 2 hosts, without a rate limit, at 10 and at 1
 // Gbit/s, takes 6.5, 17 and 140 ms in messages of 60 KiB, and 18, 26 and 196 ms in messages of 1
@@ -226,8 +226,8 @@ class MpiTeam final : public Team {
     HeaderRoute way;  // of the headers
   };
 
-  // Whether all values of a call with blocks of up to `count` elements exist already. Gives the
-  // same answer on all ranks, also on those that still produce values.
+  // Whether all values of a call with blocks of up to `count` elements exist on every rank when the
+  // call begins: without chunks, or if all are in the first (see Chunks). All get the same answer.
   static bool all_is_there(const Chunks* chunks, size_t count) {
     return chunks == nullptr || count <= chunks->count;
   }
@@ -257,7 +257,7 @@ class MpiTeam final : public Team {
   template <typename ShareOf, typename Gets>
   Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
                        const Gets& gets);
-  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of one per rank.
+  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of all shares.
   bool fits_pairs(size_t bytes_of_message) const;
   // The length of a piece if `count` elements are cut into equal pieces of at most `most`.
   size_t even_piece(size_t count, size_t most) const;
@@ -294,7 +294,7 @@ class MpiTeam final : public Team {
   size_t piggyback_room() const {
     return is_few() ? kPiggybackBytesOfFew / static_cast<size_t>(size() - 1) : kPiggybackBytes;
   }
-  // Returns memory for piggybacked data. Many ranks must all pass one length: MPI reduces the data.
+  // Returns memory for piggybacked data. If MPI reduces it (many ranks), all ranks pass one length.
   std::byte* piggyback(size_t bytes);
   std::byte* piggyback_to_be_reduced(DType dtype, ReduceOp op, size_t count);
   // Like piggyback(), with up to message_bytes() of different data for each rank. Only if is_few().
@@ -374,7 +374,7 @@ class MpiTeam final : public Team {
   void read_failure_notices();
   // Updates died_ and left_ from the awaited ranks.
   void find_missing_members();
-  // Of a one-way call: ranks whose header came may have finished, while other headers are awaited.
+  // In a one-way call, notes which headers have come: their senders may have finished the call.
   void note_headers();
   // A message came: ranks that have left may have more in transit, so their grace starts again.
   void note_arrival() {
@@ -427,8 +427,8 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostUnreceivedBytes = size_t{128} << 10;
   std::vector<size_t> unreceived_bytes_;  // by rank; see note_sent()
   std::array<MpiStaging, kInFlight> staging_;
-  // By plan (see CallOptions), count, dtype and op. The factor of PREMUL_SUM does not count: it is
-  // applied before MPI gets the values.
+  // By plan (see CallOptions), count, dtype and op. The factor of PREMUL_SUM is no part of the key,
+  // because it is applied before MPI gets the values.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; a member, to save an allocation per round
   std::unique_ptr<CallTally> tally_;  // null unless calls are logged

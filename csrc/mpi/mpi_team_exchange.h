@@ -30,7 +30,7 @@ class MpiTeam::Exchange {
     size_t in_count, out_count;  // elements
     size_t sends, receives;      // messages
     size_t left = 0;             // messages, in both directions
-    size_t waiting = 0;          // sent messages whose receives are not posted yet
+    size_t waiting = 0;          // messages in flight, sent with MPI_Issend
     bool has_agreed = false;     // its heading has arrived and matches
   };
   // The message in a slot of staging.

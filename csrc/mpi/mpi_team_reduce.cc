@@ -10,7 +10,7 @@
 //   by MPI: MPI_Iallreduce and MPI_Ireduce, with conversions by WireReduction
 //   by plan: like MPI_Iallreduce, but prepared once (PersistentAllReduce)
 //
-// A rank that has the values of all ranks reduces them in rank order and rounds once.
+// A rank with the values of all ranks rounds once and, except by pairs, reduces in rank order.
 //
 // Few ranks swap or exchange because Open MPI 4 and 5 are slow among them: with fewer than four
 // ranks Iallreduce reduces everything to rank 0 and sends it back, so that only one direction of
@@ -264,7 +264,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
   return run(rounds);
 }
 
-// A round takes one piece of every rank's block.
+// By exchange, a round takes one piece of every rank's block.
 Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
                                    const Reduction& reduction, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);

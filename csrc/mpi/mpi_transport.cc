@@ -23,7 +23,7 @@
 namespace dscomm {
 namespace {
 
-// Limit of leave() after a failure in the job.
+// Limit of MPI_Finalize in leave() after a failure in the job, and the least limit otherwise.
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 
@@ -153,7 +153,7 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     options.members.push_back({rank, name_member(request_.members, rank)});
     hosts.insert(request_.members[static_cast<size_t>(rank)].host);
   }
-  // Ranks of one host use MPI's shared memory: a message there does not end a sleep on sockets.
+  // Inside a host MPI may use shared memory, which ends no sleep on sockets; no block uses it.
   options.shares_hosts = hosts.size() < team.ranks.size();
   options.wait_policy.by_sockets = team.only_for_blocks || !options.shares_hosts;
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
@@ -164,7 +164,7 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     return gone();
   };
   auto made = std::make_shared<Communicators>();
-  // Distinct tags for groups that are made at the same time.
+  // Groups that are made at the same time get different tags, except for one pair in 14,336.
   const int tag = static_cast<int>((team.id ^ team.id >> 32) % kGroupTags);
   const bool needs_check =
       !team.only_for_blocks && static_cast<int>(team.ranks.size()) > options.few_ranks;

@@ -15,8 +15,8 @@ namespace {
 // A yield this long ran another process. From then on sleeping on the sockets is better.
 constexpr int64_t kYieldToOthersNs = 20'000;
 
-// A sleep on sockets lasts at most the time waited divided by this, because another thread may read
-// the data from the socket, and then this sleep does not end early.
+// A sleep on sockets lasts at most the time waited divided by this, or kShortestSleepNs if longer:
+// it does not end early if another thread reads the data from the socket.
 constexpr int64_t kSleepDivisor = 20;
 constexpr int64_t kShortestSleepNs = 50'000;
 

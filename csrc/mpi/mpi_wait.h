@@ -38,7 +38,7 @@ struct MpiWaitPolicy {
 
 class MpiWaitMonitor {
  public:
-  // Called in each poll, so it must be cheap. A failure ends the wait. waited_ns is 0 while the
+  // Called between polls, so it must be cheap. A failure ends the wait. waited_ns is 0 while the
   // wait spins.
   virtual Status check(int64_t waited_ns) = 0;
   // Returns the status for a wait that has reached its deadline.
@@ -59,7 +59,7 @@ Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy
                   const Deadline& deadline, MpiWaitMonitor& monitor);
 
 // OK: all operations are complete and *requests is empty. Otherwise some may still be pending, and
-// MPI may use their memory for ever, since a request cannot be cancelled.
+// MPI may use their memory for ever, because it cannot reliably cancel a request.
 Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
                 const Deadline& deadline, MpiWaitMonitor& monitor);
 

@@ -28,7 +28,7 @@ class PersistentAllReduce {
   bool is_prepared() const { return request_ != MPI_REQUEST_NULL; }
   // Starts the all-reduce: complete once the requests of staging() are. Returns MPI's code.
   int start();
-  // Frees MPI's request. Call it once that is complete here, before its communicator is freed.
+  // Frees MPI's request. Call it after the last all-reduce, before the communicator is freed.
   void release();
 
   MpiStaging& staging() { return staging_; }

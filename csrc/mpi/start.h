@@ -50,7 +50,7 @@ class MpiStart {
   virtual std::string waiting_for() const { return ""; }
   // A sentence about a server that does not answer, on any host; else empty. Reads the store.
   virtual std::string silent_helper(const StartContext&) const { return ""; }
-  // Called when MPI_Init_thread has returned.
+  // Called when MPI_Init_thread has succeeded. Not called if the program initialised MPI.
   virtual void has_started(const StartContext& context) = 0;
 
   // Whether this rank's MPI can require a token on its TCP connections, so that no stranger can

@@ -4,8 +4,8 @@
 //   PREMUL_SUM: values are multiplied first, then travel as SUM
 //   AVG: travels as SUM; every rank then divides the same bits by the same number
 //   bool: travels as 0 or 1
-//   float16, bfloat16: travel as they are, rounded once per hop; or as float32, rounded once at the
-//     end: see is_widened()
+//   float16, bfloat16: travel as they are, rounded once per hop (by pairs only at the end); or as
+//     float32, rounded once at the end: see is_widened()
 #pragma once
 
 #include <cstddef>

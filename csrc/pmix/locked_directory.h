@@ -28,7 +28,7 @@ class LockedDirectory {
   UniqueFd lock_, directory_;
 };
 
-// Whether the path has the form of a LockedDirectory's, and the file that its owner locks.
+// Whether the path looks like a LockedDirectory's. lock_file_of(): the file that its owner locks.
 bool is_own_directory(const std::string& path);
 std::string lock_file_of(const std::string& path);
 // Ignores errors: the next helper removes what remains.

@@ -4,9 +4,9 @@
 // dscomm-pmix answers with the environment that makes each rank a member of an MPI job, and serves
 // PMIx to the ranks. It passes fences that involve other hosts to the leader.
 //
-// Open MPI ends a process whose PMIx server goes away. So this process outlives all ranks of the
-// host, whatever happens to the leader; if asked to quit, it ends once no rank uses it. It then
-// removes its files. At its start it removes files of helpers that were killed.
+// Open MPI ends a process whose PMIx server goes away. So once a rank has connected, this process
+// outlives all ranks of the host, whatever happens to the leader. Asked to quit, it ends only if no
+// rank has connected 5 s later. It then removes its files; at its start, those of killed servers.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

@@ -19,7 +19,7 @@ enum class PmixMessageKind : uint32_t {
   kDescription = 1,  // PmixDescription
   kFenceResult,      // PmixFenceResult
   kProbe,            // asks for kAlive
-  kQuit,             // end once no rank uses the server
+  kQuit,             // end in 5 s, unless a rank has connected: then outlive the ranks
   // From dscomm-pmix:
   kStarted,  // the first message: its pid, in digits
   kReady,    // PmixEnvironments
@@ -70,7 +70,7 @@ struct PmixEnvironments {
   static constexpr std::tuple kFields{&PmixEnvironments::own, &PmixEnvironments::defaults};
 };
 
-// All ranks of this host have entered a fence in which other hosts take part.
+// A fence that all its ranks on this host have entered. Sent only if other hosts take part.
 struct PmixFence {
   uint64_t number = 0;          // identifies it in the answer
   std::string name;             // the same on all hosts that take part

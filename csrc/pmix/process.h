@@ -1,4 +1,4 @@
-// Watches another process of this host, and is not fooled by a reused process id.
+// WatchedProcess: tells whether a process of this host has ended, even if its id is reused.
 #pragma once
 
 #include <cstdint>

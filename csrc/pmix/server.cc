@@ -204,7 +204,7 @@ pmix_status_t PmixServer::on_direct_modex(const pmix_proc_t*, const pmix_info_t*
   return PMIX_ERR_NOT_FOUND;
 }
 
-// This callback only makes libpmix register the files that a rank wants removed at its end.
+// Only needs to be set: libpmix then registers the files that a rank wants removed at its end.
 pmix_status_t PmixServer::on_job_control(const pmix_proc_t*, const pmix_proc_t*, size_t,
                                          const pmix_info_t*, size_t, pmix_info_cbfunc_t, void*) {
   return PMIX_ERR_NOT_SUPPORTED;

@@ -50,7 +50,7 @@ class DscommBackend : public BackendBase {
     explicit Options(std::chrono::milliseconds limit) : BackendBase::Options(kBackendName, limit) {}
   };
 
-  // Collective: blocks until all members have met. Call it without the GIL.
+  // Collective: blocks, without the GIL, until all members have called it or the timeout passes.
   static c10::intrusive_ptr<DscommBackend> create(c10::intrusive_ptr<c10d::Store> store,
                                                   GroupOptions options);
   ~DscommBackend() override;
@@ -83,8 +83,8 @@ class DscommBackend : public BackendBase {
   // message serves batch_isend_irecv better, so supportsCoalescing() stays false.
   //
   // torch's _coalescing_manager does not call endCoalescing() if its body raises. So
-  // startCoalescing() remembers the current manager (deepspeed_comm/_coalescing.py), and coalescing
-  // ends when the manager does.
+  // startCoalescing() remembers the current manager (deepspeed_comm/_coalescing.py), and the first
+  // call after the manager has ended ends coalescing.
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
   // Nothing to enable: each Work measures its duration.
@@ -187,7 +187,7 @@ class DscommBackend : public BackendBase {
   DscommBackend(std::shared_ptr<Group> group, GroupOptions options);
   friend class c10::intrusive_ptr<DscommBackend>;
 
-  // Runs or queues a body: any copyable `Status(Team&, const CallOptions&)` that owns its buffers.
+  // Runs or queues a body: any movable `Status(Team&, const CallOptions&)` that owns its buffers.
   // A synchronous call neither copies nor allocates. Defined in submit.h.
   template <typename Body>
   c10::intrusive_ptr<c10d::Work> submit(const CallInfo& call, Body body, at::TensorList inputs,

@@ -37,7 +37,7 @@ using BackendBase = c10d::ProcessGroup;
 using DistBackendError = c10::Error;  // raised in Python as RuntimeError
 #endif
 
-// Whether the call may return before it is done. Always true in torch 1.13: it waits for the Work.
+// Whether the call may return before it is done. In torch 1.13 always: its Python code waits.
 template <typename Options>
 bool is_asynchronous(const Options& options) {
   if constexpr (requires { options.asyncOp; })

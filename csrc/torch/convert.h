@@ -46,7 +46,7 @@ Reduction to_reduction(const c10d::ReduceOp& op, DType dtype);
 c10d::ReduceOp reduce_op_of_name(const std::string& name);
 
 // The exception for a status that is not OK: ValueError for a mistake of the caller,
-// NotImplementedError for an unsupported operation, DistBackendError for a failure between ranks.
+// NotImplementedError for an unsupported operation, DistBackendError for any other failure.
 // `where` names the call and its group.
 std::exception_ptr to_exception(const Status& status, const std::string& where);
 

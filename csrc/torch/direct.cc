@@ -34,7 +34,7 @@ struct KnownGroup {
   // member), and the reverse. Empty until Python calls remember_ranks().
   std::vector<int> group_ranks, global_ranks;
 };
-// An operation object of deepspeed_comm or torch, each of which exists once, and its torch value.
+// An operation object of deepspeed_comm, torch or DeepSpeed, found by its address, and torch's op.
 struct KnownOp {
   py::object object;
   c10d::ReduceOp op;

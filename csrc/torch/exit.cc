@@ -36,8 +36,8 @@ struct State {
   std::condition_variable none_left;
   size_t calls = 0;
   std::vector<std::weak_ptr<Group>> groups;
-  std::atomic<bool> exiting{false};  // relaxed: set and read by the thread that ends the process,
-                                     // and guards no data
+  std::atomic<bool> exiting{false};  // relaxed: guards no data; set by the thread that ends the
+                                     // process, read by any thread
 };
 
 // Never destroyed, since workers may use it during static destruction. A forked child gets a new
@@ -49,8 +49,8 @@ State& state() {
     the_state = new State;
     return pthread_atfork(nullptr, nullptr, [] { the_state = new State; }) == 0;
   }();
-  (void)made;  // if pthread_atfork() fails, for lack of memory, a forked child only waits too long
-               // in wait_for_calls()
+  (void)made;  // if pthread_atfork() fails, for lack of memory, a forked child may wait too long in
+               // wait_for_calls(), or forever for the mutex
   return *the_state;
 }
 
@@ -79,7 +79,7 @@ bool other_threads_run() {
   return false;
 }
 
-// Call it without the GIL. Waits up to `limit` for threads whose calls have returned to take it.
+// Call it without the GIL. Waits kOthersGrace, then up to `limit`, for threads that need the GIL.
 void yield_to_returning_threads(std::chrono::milliseconds limit) {
   std::this_thread::sleep_for(kOthersGrace);
   const auto end = std::chrono::steady_clock::now() + limit;
@@ -145,7 +145,7 @@ void end_calls(const std::string& exception) {
 
 void leave_groups() {
   for (const std::shared_ptr<Group>& group : living_groups())
-    // Skips a group with an unfinished call: a thread that Python ended may have left the call.
+    // Skip a group with an unfinished call, which never ends if Python has killed its thread.
     if (group->idle_within(std::chrono::milliseconds(0))) group->shutdown_with_warning();
   Context::end_transport();
 }

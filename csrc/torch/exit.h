@@ -20,8 +20,8 @@ namespace dscomm {
 // Registers a group to be ended at exit. Holds no reference to it.
 void remember_group(const std::shared_ptr<Group>& group);
 
-// Mark the start of an asynchronous call or a blocking message, and the moment from which no other
-// thread holds its tensors.
+// Call them when an asynchronous call or a blocking message starts, and when dscomm's threads hold
+// its tensors no more.
 void call_begins();
 void call_ends();
 // Call it after a wait for a call: if the process is ending, waits for call_ends() of all calls.
@@ -35,8 +35,8 @@ void wait_for_calls_at_exit();
 void end_calls(const std::string& exception);
 // Leaves all groups and disconnects from other hosts.
 void leave_groups();
-// Gives asynchronous calls a few seconds to finish. If no other thread can make calls (`is_alone`),
-// also leaves all groups and disconnects from other hosts.
+// Gives asynchronous calls and blocking messages a few seconds to finish. If no other thread can
+// make calls (`is_alone`), then leaves all groups and disconnects from other hosts.
 void end_child(const std::string& exception, bool is_alone);
 
 }  // namespace dscomm

@@ -1,7 +1,7 @@
 // torch.ops.dscomm: calls that torch.compile can trace, with the group given by name.
 //
-// Each kernel calls the backend that the group has for the tensor's device, which need not be
-// dscomm. The kernels are for inference only: a backward pass through them raises.
+// Each kernel calls the group's backend for the tensor's device, which need not be dscomm. For
+// inference only: backward() raises at inference_all_reduce(), but ignores inference_all_reduce_().
 #include "torch/compat.h"
 
 #if DSCOMM_TORCH_2

@@ -147,7 +147,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
         group_->send(byte.get(), 1, DType::kUInt8, 0, kArriveTag, byte, limit + kGrace);
     Status status = arrive->wait();
     auto answer = std::make_shared<char>(0);
-    // Rank 0 answers at its own deadline, which may be up to one limit after this rank's.
+    // Rank 0 answers by its own deadline, which is later than this rank's if rank 0 came later.
     if (status.ok())
       status =
           group_->receive(answer.get(), 1, DType::kUInt8, 0, kReleaseTag, answer, limit + kGrace)
@@ -179,7 +179,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
         std::chrono::milliseconds(std::max<int64_t>(time_left.ns() / 1'000'000, 1));
     Status status = receive->wait(remaining);
     if (status.ok()) continue;
-    if (receive->done())  // the group ended, or this rank died
+    if (receive->done())  // the group ended, or `rank` died
       raise_error(status, title, *group_);
     missing.push_back(rank);
   }

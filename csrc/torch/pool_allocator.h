@@ -6,9 +6,9 @@
 namespace dscomm {
 
 // Never destroyed; any thread may use it. Memory comes from the pool of the process's Context. It
-// comes from torch's own allocator before there is a Context, when the pool is full (logged once,
-// at level info), for less than a page, and in a forked child; calls on tensors outside the pool go
-// through staging. A block keeps its pool alive and may outlive groups and backends.
+// comes from torch's own allocator if the process (or forked child) has no Context yet or no pool,
+// if the pool is full (logged once, at level info), and for less than a page. Calls on tensors
+// outside the pool go through staging. A block keeps its pool alive and may outlive its group.
 c10::Allocator* pool_allocator();
 
 // An uninitialised, contiguous CPU tensor from pool_allocator().

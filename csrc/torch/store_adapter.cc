@@ -90,8 +90,8 @@ Result<bool> StoreAdapter::has(const std::string& key) {
   return attempt("look for", key, [&] { return Result<bool>(store_->check({key})); });
 }
 
-// c10d's get() blocks if the key is removed after check(). compareSet() with a value that no key
-// has changes nothing, and returns the key's value, or that value if there is no such key.
+// c10d's get() blocks if the key is removed after check(). compareSet() does not. It expects `none`
+// here, the value of no key, so it sets nothing: it returns the key's value, or `none` without one.
 Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
   static const Bytes none = to_bytes("dscomm: no such key");
   using Found = std::optional<std::string>;
@@ -121,7 +121,7 @@ Result<bool> StoreAdapter::has_all(const std::vector<std::string>& keys) {
 
 #if DSCOMM_TORCH_2
 
-// Up to this many keys are read or set one by one: c10d's multiGet() blocks if a key is removed.
+// Only for more keys, multiGet() and multiSet() are used: multiGet() blocks if a key is removed.
 constexpr size_t kFewKeys = 32;
 
 Result<std::optional<std::vector<std::string>>> StoreAdapter::find_all(

@@ -8,7 +8,7 @@
 
 namespace dscomm {
 
-// The store under all prefixes: the same object for all groups of a job.
+// The store under all prefixes: one object for a job's groups, but split_group() clones it.
 c10::intrusive_ptr<c10d::Store> root_of(c10::intrusive_ptr<c10d::Store> store);
 
 class StoreAdapter : public Store {

@@ -8,8 +8,8 @@
 
 namespace dscomm {
 
-// An exception of torch in a body ends the group: the engine catches it and aborts, which tells the
-// other ranks. Drops the C++ backtrace of c10's errors, so that the reason fits one line.
+// Runs the body of a call. If it throws, the engine aborts the group, which tells the other ranks.
+// Rethrows a c10::Error without its C++ backtrace, so that the reason fits one line.
 template <typename Body>
 Status run_body(Body& body, Team& team, const CallOptions& options) {
   try {

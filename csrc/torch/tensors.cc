@@ -37,8 +37,8 @@ c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
 }
 
 // Calls visit(strided, dense, bytes) in row-major order: for each contiguous row, or for each
-// element if rows are not contiguous. ATen's own copies would start an OpenMP team per thread and
-// read grad modes.
+// element if rows are not contiguous. ATen's copy_() would start OpenMP threads for each thread
+// that calls it, and depend on that thread's grad mode.
 template <typename Visit>
 void walk(const at::Tensor& tensor, char* dense, Visit visit) {
   if (tensor.numel() == 0) return;

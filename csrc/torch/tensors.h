@@ -1,12 +1,12 @@
 // Gives a Team plain contiguous memory for each tensor.
 //
-// A contiguous tensor is used in place. Any other tensor (strided, transposed, expanded, with a
-// conjugate or negative bit) is staged: load() fills a dense copy just before the Team reads it,
-// and store() writes the result back just after. Both run on the thread that runs the call, because
-// an operation queued earlier may still be changing the tensor when the call is made.
+// A contiguous tensor is used in place, unless buffers of a call overlap. Any other one (strided,
+// expanded, with a conjugate or negative bit) is staged: load() fills a dense copy just before the
+// Team reads it, and store() writes the result back just after. In a collective both run on the
+// thread that runs it, because an operation queued before it may still be changing the tensor.
 //
 // A tensor without memory is refused before peers see the call: one whose storage was freed
-// (`untyped_storage().resize_(0)`), and a zero tensor that the call would write.
+// (`untyped_storage().resize_(0)`), and a zero tensor (see math_bits.cc) that the call would write.
 //
 // A written tensor whose elements share memory (an expanded one) is accepted if elements at the
 // same address get the same value; verify() checks this, and otherwise returns kInvalidArgument.

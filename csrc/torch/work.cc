@@ -24,7 +24,7 @@ namespace {
 
 std::exception_ptr exception_of_call(const Status& status, const char* title, const Group& group) {
   std::string text = status.message();
-  // A late rank gets the error of a rank that waited for it. Marks this rank's name in that text.
+  // A late rank gets the error of a rank that waited for it. Mark in it which rank is this one.
   const size_t end = text.find(')', text.find(format_text(" rank {} (", group.rank())));
   if (status.code() == Code::kTimeout && end != std::string::npos)
     text.insert(end + 1, ", this rank");

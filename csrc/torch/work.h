@@ -54,7 +54,7 @@ class DscommWork : public c10d::Work {
   uint64_t sequence_ = 0;
   std::chrono::steady_clock::time_point started_, finished_;
 
-  std::mutex completing_;  // held while the epilogue runs, never during callbacks
+  std::mutex completing_;  // held while the epilogue runs, not for the future's callbacks
   bool ended_ = false;     // guarded by completing_
   c10::intrusive_ptr<c10::ivalue::Future>
       future_;  // guarded by completing_; made by the first getFuture()

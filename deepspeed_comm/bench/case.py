@@ -20,9 +20,9 @@ _UNWRITTEN = 3  # the value of outputs before a call
 
 
 def values(rank: int, first: int, count: int, op: str, world: int, seed: int) -> torch.Tensor:
-    """Elements first to first + count of the input of `rank`; int64.
+    """Elements first to first + count - 1 of the input of `rank`; int64.
 
-    The values do not repeat, so misplaced data is detected. Sums are at most 127, or the number of
+    They are not periodic, so misplaced data is detected. Sums are at most 127, or the number of
     ranks if that is larger; products are at most 64.
     """
     mixed = (torch.arange(first, first + count) + rank * 1_000_003 + seed * 7_654_321) * 2654435761

@@ -35,7 +35,7 @@ MOST_SIZES = 10_000
 
 @dataclasses.dataclass
 class Options:
-    """The parsed flags. Sizes are in bytes; root is None for all ranks; check verifies results."""
+    """The parsed flags. Sizes are in bytes; root None: each rank in turn; check: verify results."""
 
     collectives: list[str]
     backends: list[str]

@@ -59,7 +59,7 @@ class CommsLogger:
         if given is None and not comms_config.comms_logger_enabled:
             return  # the configuration has no "comms_logger"
         # DeepSpeed's comms_logger_enabled is true even with "enabled": false. So `enabled` counts
-        # if the user has set it. DeepSpeed's pydantic model knows that; in our class, it is set.
+        # if the user has set it: see model_fields_set of DeepSpeed's class; ours always counts.
         keys = getattr(given, "model_fields_set", {"enabled"})
         self.enabled = bool(comms_config.comms_logger_enabled) and (
             given is None or "enabled" not in keys or bool(given.enabled)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 TRIMMED = 0.1
 
 _ALL_TO_ALL = ("all_to_all_single", "all_to_all")
-# The size of an all-gather is that of one rank's input; other operations count all ranks' data.
+# The size of an all-gather is that of one rank's input; its bandwidth counts all ranks' inputs.
 _ALL_GATHER = ("all_gather", "all_gather_into_tensor")
 _REDUCE_SCATTER = ("reduce_scatter", "reduce_scatter_tensor")
 _ALL_REDUCE = (

@@ -27,8 +27,8 @@ from deepspeed_comm.doctor.job import fast_adapters
 from deepspeed_comm.doctor.report import Finding
 
 _CGROUPS = Path("/sys/fs/cgroup")
-# As in core/shm/memory/arena.cc: the memory left to other programs, the smallest arena, and the
-# inverse share of the address space that an arena may take.
+# As in csrc/core: the memory left to other programs (base/memory_reservation.cc), the smallest
+# arena, and the inverse share of the address space that an arena may take (shm/memory/arena.cc).
 _SPARE_BYTES = 16 << 20
 _LEAST_ARENA_BYTES = 1 << 20
 _ARENA_SHARE = 16

@@ -131,7 +131,7 @@ def fast_adapters() -> list[str]:
 
 def own_interfaces() -> list[tuple[str, str]]:
     """(name, address/prefix) of each IPv4 address of interfaces that are up, running and not
-    loopback, as in csrc/core/transport/networks.cc."""
+    loopback. csrc/core/transport/networks.cc lists IPv6 addresses, too."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for request in _interface_requests(asker):

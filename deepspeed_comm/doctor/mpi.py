@@ -88,7 +88,7 @@ def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary) -> None:
 
 def environment_for_mpi(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a process alone in MPI's world: without the launcher's variables, but
-    with the user's settings of MPI. csrc/mpi/open_mpi/start.cc makes the same distinction."""
+    with the user's settings of MPI. Open MPI's: as in csrc/mpi/open_mpi/start.cc."""
     kept = {name: text for name, text in environment.items() if not _is_of_launcher(name)}
     kept.setdefault("OMPI_MCA_ess_singleton_isolated", "1")  # starts no daemon
     if not fast_adapters():

@@ -1,4 +1,4 @@
-// A memory fence. Omitted under ThreadSanitizer, which does not support fences.
+// A memory fence. Omitted under ThreadSanitizer, except in tests/schedules, which supports fences.
 #pragma once
 
 #include <atomic>

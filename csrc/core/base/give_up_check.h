@@ -8,7 +8,7 @@
 
 namespace dscomm {
 
-// Called every few milliseconds during a wait. Returns a reason to give up, or OK.
+// Called again and again during a wait. Returns a reason to give up, or OK.
 using GiveUpCheck = std::function<Status()>;
 
 }  // namespace dscomm

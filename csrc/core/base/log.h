@@ -18,7 +18,7 @@ bool log_enabled(LogLevel level);
 
 void write_log_line(LogLevel level, const std::string& text);
 
-// Writes the text of format_text() to standard error, if the level is enabled.
+// Formats a line and writes it to standard error; does neither if the level is not enabled.
 template <typename... Args>
 void log_line(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
   if (log_enabled(level)) write_log_line(level, format_text(format, std::forward<Args>(args)...));

@@ -1,8 +1,8 @@
 // LostTime: intervals in which this process could not run, because it was stopped (SIGSTOP), frozen
 // with its cgroup, or paused with its virtual machine.
 //
-// A process gets no signal when it continues, but its sleep has lasted much longer than requested.
-// So each wait that sleeps in slices notes how long they took, and deadlines leave the excess out.
+// A stop gives the library no notice, but a sleep then lasts much longer than requested. So each
+// wait that sleeps in slices notes how long the slices took, and deadlines leave the excess out.
 // A job that is stopped as a whole therefore continues where it was. If one rank alone is stopped,
 // the others still run into their deadlines.
 #pragma once

@@ -16,8 +16,8 @@
 // because the holder may be any process of the machine, even a stopped one, and the peers of this
 // rank wait meanwhile. If announcements leave too little memory, this process waits while they
 // change, for kLongestWait at most. Announcements that have not changed for kStaleAfter (of a
-// stopped or hostile process) are ignored, with a log message. If a path cannot be locked, the
-// limits are read and nothing is reserved, also with a log message.
+// stopped or hostile process) are ignored, with a log message. If a limit's path cannot be locked,
+// that limit is read, but nothing is reserved under it. The first such path is logged.
 #pragma once
 
 #include <chrono>

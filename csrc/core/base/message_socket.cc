@@ -18,8 +18,8 @@ struct FrameHeader {
 constexpr uint32_t kFrameMagic = 0x67736d31;  // "1msg": the first digit is the version of the
                                               // format
 
-// The largest message carries the addresses of all ranks: some hundred bytes each with TCP, some
-// kilobytes each with fast networks.
+// The largest message carries MPI's addresses of all ranks: a few hundred bytes for each rank with
+// TCP, a few kilobytes with fast networks.
 constexpr uint64_t kLargestFrameBytes = uint64_t{1} << 30;
 
 }  // namespace

@@ -27,7 +27,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   static std::shared_ptr<Operation> refuse(const Status& status);
   bool refused() const { return refused_; }
 
-  bool done() const { return done_.load(std::memory_order_acquire); }  // pairs with finish()
+  bool done() const { return done_.load(std::memory_order_acquire); }  // pairs with complete()
   // The result; OK while the operation is pending.
   Status status() const;
   // The group rank that a received message came from; -1 for everything else and until done.
@@ -56,7 +56,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
  private:
   bool refused_ = false;           // set before other threads see the operation
-  std::atomic<bool> done_{false};  // released by finish(), acquired by done()
+  std::atomic<bool> done_{false};  // released by complete(), acquired by done()
   int source_ = -1;
   Status status_;
   mutable std::mutex mutex_;

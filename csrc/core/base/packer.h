@@ -40,8 +40,8 @@ class Packer {
   std::string bytes_;
 };
 
-// Missing fields read as 0 or "". Functions with a parameter are called like those of Packer, so
-// that one template can list the fields of a struct for encoding and for decoding.
+// Missing numbers read as 0, indices as -1, texts as "". Functions with a parameter are called like
+// those of Packer, so that one template can list a struct's fields for encoding and decoding.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : rest_(bytes) {}

@@ -13,7 +13,7 @@
 namespace dscomm {
 namespace {
 
-// A shorter sleep counts as ended at once; see sleep() for what follows after so many of them.
+// A sleep shorter than kAtOnceNs counts as ended at once. kMostEndsAtOnce: see sleep().
 constexpr int64_t kAtOnceNs = 20'000;
 constexpr int kMostEndsAtOnce = 1000;
 

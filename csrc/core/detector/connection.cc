@@ -25,7 +25,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 24);
 
-// The most that receive() buffers for next().
+// receive() stops once it has buffered this much for next().
 constexpr size_t kIncomingBytes = 65536;
 
 // The kernel starts to probe after half of the silence, and spreads the probes over the other half.

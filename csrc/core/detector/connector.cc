@@ -126,7 +126,7 @@ bool Connector::is_tried(size_t endpoint) const {
                      [&](const Attempt& attempt) { return attempt.endpoint == endpoint; });
 }
 
-// False if the address certainly does not work.
+// False if connect() failed at once, so the next address need not wait.
 Result<bool> Connector::begin_attempt(size_t index) {
   Endpoint& endpoint = endpoints_[index];
   endpoint.outcome = "no answer";

@@ -46,9 +46,9 @@ class FailureDetector {
   // goodbye of this process carries the note to the others. Only the first note counts.
   virtual void note_end(const std::string& exception) = 0;
 
-  // Returns the death of one of `ranks` if this rank has been cut off from all others for
-  // `grace_ns`, although some live. A rank that is cut off no longer hears that a Team has ended.
-  // Otherwise, or if none of `ranks` has died, returns OK.
+  // If this rank has been cut off from all others for `grace_ns`, although some live: the death of
+  // one of `ranks`, if one has died. Else OK. Waits need this, because a rank that is cut off no
+  // longer hears that a Team has ended.
   virtual Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
   // Returns the first cause for which a rank ended the Team, or OK if none did. `call` is the

@@ -8,9 +8,9 @@
 //     0 - 1 - 2 - 3 - ... - 13 - 14 - ...
 //     2 ... 13 are linked to 0 and to 1; 14 ... 25 to 2 and to 3
 //
-// A link between two hosts stands for links between the first two members of one and the first two
-// of the other. In addition, members of two consecutive hosts are linked one to one, or one to
-// several (at most 8). So if a host goes down, survivors notice the death of every member.
+// A link between two hosts links the first two members of one to the first two of the other. Also,
+// members of two consecutive hosts are linked one to one, or one to at most 8. So if a host goes
+// down with at most 8 times as many members as a neighbour, survivors notice each of its deaths.
 //
 // The path between two members has some 2 log6 h + 2 log6 m links, for h hosts of m members. No
 // member has more than kMostLinks. The graph mostly stays connected even if many are gone.

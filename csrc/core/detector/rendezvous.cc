@@ -28,8 +28,8 @@ namespace {
 constexpr int64_t kCheckFailureEveryNs = 200 * kMs;
 // Pauses between looks for an invitation: the first one, and the longest.
 constexpr int64_t kFirstInvitationPauseNs = kMs, kLongestInvitationPauseNs = 50 * kMs;
-// A member with all of its connections waits this much beyond its deadline for a report from a
-// member that lacks one, and knows why. The first member gets all reports, and waits half as long.
+// A member with all of its connections waits this much beyond its deadline, because a member that
+// lacks a connection reports why. The first member gets all reports, and waits half as long.
 constexpr int64_t kLinkedGraceNs = 500 * kMs;
 // How often a member reports missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
@@ -350,8 +350,8 @@ void Rendezvous::say(Peer& peer, const Message& message) {
 
 // Tells connected members over their connections and the others through the store, which decides
 // which cause was first. After a timeout, it tells connected members first: the deadline passes for
-// many members at once, and exchange_.fail() waits for rank 0. A member with all of its connections
-// timed out because of others. It does not tell the store, which may be lost.
+// many members at once, and exchange_.fail() waits for rank 0. If a member that has all of its
+// connections times out, others are the cause: it does not tell the store, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = has_failure_ || exchange_.has_read_failure();

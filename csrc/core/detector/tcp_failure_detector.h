@@ -111,8 +111,8 @@ class TcpFailureDetector final : public FailureDetector {
   std::chrono::milliseconds silence_{kLeastSilence};  // that connections tolerate
   bool silence_is_new_ = false;                       // the thread has not applied it yet
 
-  // Held while links_ are used, once started_; taken before mutex_. Only the thread opens, closes
-  // and reads connections. Other threads may send, so that their messages are on the way even if
+  // Held while links_ are used, once started_; taken before mutex_. Only the thread reads
+  // and closes connections. Other threads may send, so that their messages are on the way even if
   // the process then ends.
   std::mutex links_mutex_;
   // Once set, never grows or moves, so that a forked child can close the descriptors.

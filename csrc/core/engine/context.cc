@@ -50,7 +50,7 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
   context->workers_ =
       std::make_unique<WorkerPool>(std::chrono::milliseconds(settings.worker_idle_ms));
   context->host_identity_ = host.empty() ? host_identity() : host;
-  // If the setting matches none, a group that spans hosts fails when its transport starts.
+  // If DSCOMM_IFNAME matches no network, a group that spans hosts fails as its transport starts.
   if (auto networks = select_networks(own_interfaces(), settings.ifname); networks.ok())
     context->networks_ = std::move(networks).value();
   context->make_transport_ = std::move(make_transport);

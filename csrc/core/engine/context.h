@@ -72,8 +72,8 @@ class Context {
   // Notes that a group has failed, or that an unhandled exception ends the process. Thread-safe.
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }  // orders nothing
 
-  // Call it when the process ends normally: tells the other hosts that this process leaves. Groups
-  // that span hosts do not work afterwards.
+  // Call it when the process ends by itself, also by an unhandled exception: tells the other hosts
+  // that this process leaves. Groups that span hosts do not work afterwards.
   static void end_transport();
 
   // OK in the process that created this Context; kUnsupported in a forked child.

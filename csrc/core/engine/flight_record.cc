@@ -36,7 +36,7 @@ void on_signal(int) {
   const int saved = errno;
   const uint64_t one = 1;
   const int fd = wake_fd.load(std::memory_order_relaxed);
-  // A full counter means that the thread has not read it yet.
+  // Does not block: the counter would be full only after 2^64 signals.
   if (fd >= 0) [[maybe_unused]]
     ssize_t written = ::write(fd, &one, sizeof one);
   errno = saved;

@@ -44,7 +44,7 @@ class FlightRecord {
 
   bool enabled() const { return !directory_.empty(); }
 
-  // Adds a group. It is left out of files that are written after its end.
+  // Adds a group. Files that are written after the group has been destroyed leave it out.
   void add(std::weak_ptr<const RecordedGroup> group);
 
   // Writes the records of all groups. The log gets a warning with the path of the file, or with the

@@ -28,8 +28,8 @@ Status Context::handle_forks() {
 }
 
 // The child has neither the parent's threads nor its arenas, which are not mapped. It does not
-// touch the parent's Context, except for closing the descriptors: open, they would keep the memory
-// and sockets of a dead parent alive.
+// touch the parent's Context, except to close its descriptors: if left open, they would keep the
+// memory and sockets of a dead parent alive.
 void Context::after_fork_in_child() {
   fork_count.fetch_add(1, std::memory_order_relaxed);
   if (process_context_ != nullptr) {

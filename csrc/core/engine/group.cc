@@ -450,7 +450,7 @@ OperationPtr Group::receive(void* data, size_t count, DType dtype, int src, int 
   });
 }
 
-// The Teams exist during this call: point-to-point uses them only with its mutex held, and
+// No lock keeps the Teams alive here: point-to-point uses them only with its mutex held, and
 // shutdown() closes the port under that mutex before it destroys the Teams.
 Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
                             std::chrono::milliseconds timeout) {

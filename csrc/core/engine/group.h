@@ -1,10 +1,10 @@
 // Group: the engine of one c10d group. It has a Team, an ordered queue and point-to-point
 // operations, applies the group's timeout, and ends the group.
 //
-// A synchronous collective runs on the calling thread if the queue is empty; then it takes no lock
-// of the group and allocates nothing. Asynchronous collectives are queued in order. A worker of
-// the process's pool runs them, or a thread that waits for one of them while no thread runs the
-// queue.
+// A synchronous collective runs at once, on the calling thread, if none is queued or running; then
+// it takes no lock of the group and allocates nothing. Asynchronous collectives are queued in
+// order. A worker of the process's pool runs them, or a thread that waits for one of them while no
+// thread runs the queue.
 // Groups progress independently. Point-to-point operations do not enter the queue.
 #pragma once
 

@@ -60,11 +60,11 @@ class Recorder {
   }
 
   // The operations, oldest first. Thread-safe. Entries that are being overwritten are left out.
-  // Needs the highest sequence passed to queued() or started() so far, or slightly more.
+  // To get right sequences, pass the highest one given to queued() or started(), or slightly more.
   std::vector<RecordedOperation> operations(uint64_t last_sequence = 0) const;
 
   // The operations as a JSON array: id, title, dtype, op, count, peer, tag, async, state and the
-  // times at which it was queued, started and finished, in ns since the epoch (0: not yet).
+  // times at which each was queued, started and finished, in ns since the epoch (0: not yet).
   std::string json() const;
 
  private:

@@ -63,7 +63,7 @@ class DomainTeamsBuilder {
       return part;
     };
     // If a call needs data from all, `flat` reports a member that is gone and has not begun it. The
-    // Teams of the call may miss that: maybe none has both ranks, and a dying rank compares none.
+    // child Teams may miss that, because perhaps none contains both this rank and that member.
     HierarchyOptions options{.name = "hierarchy"};
     options.group = request_.group_name;
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
@@ -115,7 +115,7 @@ class DomainTeamsBuilder {
   }
 
   const DomainTeamsRequest& request_;
-  size_t slices_ = 0, domain_size_ = 1, index_ = 0;  // of this rank's domain; index_ in it
+  size_t slices_ = 0, domain_size_ = 1, index_ = 0;  // sizes: largest domain, own one; index in own
   size_t width_ = 0;                                 // offsets per rank
   std::vector<uint64_t> offsets_;                    // width_ for each position
   std::vector<uint64_t> unused_;                     // this rank's mailboxes that no Team owns yet

@@ -153,7 +153,7 @@ class FormationRun {
     if (!here.empty() && here.front() == 0) {
       modex.check = request.gone;
       modex.formed = request.formed;
-    } else {  // on another host than rank 0, which may still wait for this rank: it must decline
+    } else {  // rank 0, perhaps on another host, may wait for this rank: this rank must decline
       modex.check = [&request] {
         DSCOMM_RETURN_IF_ERROR(request.gone());
         return request.formed();
@@ -201,8 +201,8 @@ class FormationRun {
     return {};
   }
 
-  // The exchange of the ranks that put entries into the store. A rank with a leader uses it only
-  // once the leader has died, to report the failure.
+  // For the StoreExchange of the ranks that put entries into the store. A rank with a leader uses
+  // this StoreExchange only once the leader has died, to report the failure.
   ExchangeRequest exchange_request() {
     const std::vector<int>& entry_owners = modex_.entry_owners();
     ExchangeRequest exchange;
@@ -320,7 +320,7 @@ class FormationRun {
     return {};
   }
 
-  // The cause of a rank's end: from its last report, or else kPeerDied.
+  // The cause of a rank's end: reported to this leader, or in the rank's entry; else kPeerDied.
   Status death_of(int rank) {
     if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->handle_messages());
     Status cause = modex_.final_cause(rank);

@@ -50,7 +50,7 @@ struct FormationRequest {
   std::vector<int> global_ranks;  // may be empty
   uint32_t message_port = 0;      // of this rank, see PointToPoint::open_port(); 0: none
   LocalRanks local;               // the ranks of this host, if known
-  GiveUpCheck gone = [] { return Status(); };    // the death of a member, if known, or OK
+  GiveUpCheck gone = [] { return Status(); };    // kPeerDied or kPeerLeft of a member, or OK
   GiveUpCheck formed = [] { return Status(); };  // others formed the group without this one, or OK
   int64_t began_ns = process_began_ns();         // see ModexRequest
 };

@@ -39,8 +39,8 @@ constexpr int64_t kPutEveryNs = 1'000'000'000;
 // If a rank finds a failure in the store when it comes, the failure may be of an attempt in which
 // this rank failed, too: rank 0 gets this long to remove the failure.
 constexpr int64_t kClosedNs = 2'000'000'000;
-// In the relay tree, a leader at depth d waits d * kParentLimit for its parent's table, and then
-// reads the store. A parent waits kChildrenLimit until its children have the table.
+// In the relay tree, a leader at depth d waits at most d * kParentLimit for its parent's table, and
+// then reads the store. A parent waits at most kChildrenLimit until its children have the table.
 constexpr milliseconds kParentLimit{1'000}, kChildrenLimit{2'000};
 // Most bytes of a peer's table, per rank. An entry with many networks takes some kilobytes.
 constexpr size_t kMostEntryBytes = 65536;
@@ -414,8 +414,8 @@ Result<bool> Modex::take_entry_of(int rank, std::vector<int>* taken_by) {
   return is_there;
 }
 
-// Whether only the entry of `owner` speaks for the ranks in `bodies`. Removes another entry, which
-// may be left from an ended process. kMismatch if a live one puts it again within kObjectionNs.
+// Whether only the entry of `owner` speaks for the ranks in `bodies`. Removes another entry if its
+// process may have ended. kMismatch if it has not, or puts the entry again within kObjectionNs.
 Result<bool> Modex::is_sole_entry_of(const std::map<int, MemberEntry>& bodies, int owner,
                                      std::vector<int>* taken_by) {
   bool is_sole = true;
@@ -642,7 +642,7 @@ Result<bool> Modex::join_leader(LocalMember& local, const LocalEntry& own) {
   };
   Result<bool> joined = local.join_leader(own, check_others, deadline_);
   if (joined.ok()) {
-    // Removes a failure of an earlier attempt, which would stay as this rank puts no entry now.
+    // Removes a failure of an earlier attempt: it would stay, because this rank puts no entry now.
     if (joined.value() && failures().last_ns(request_) != 0) remove_entry(request_.rank);
     return joined;
   }

@@ -1,5 +1,5 @@
-// Team builder: makes the Team of a group, and all that messages in it need, from the result of its
-// formation.
+// Team builder: forms a group (see formation.h), then makes its Team and all that point-to-point
+// messages in it need.
 #pragma once
 
 #include <functional>

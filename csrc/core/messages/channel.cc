@@ -35,8 +35,8 @@ bool leaves_room(const Arena& arena, size_t ring_bytes) {
 constexpr size_t kPrefetchedMessageBytes = 64 << 10;
 constexpr size_t kPrefetchedPieceBytes = 32 << 10;
 
-// A count that the peer stored longer ago may have left the peer's cache. The time to load it then
-// does not show how far apart the caches are.
+// A count that the peer stored longer ago than this may have left the peer's cache. The time to
+// load it then does not show how far apart the caches are.
 constexpr int64_t kFreshCellNs = 100'000;
 
 // A directory of more blocks is corrupt: it would have entries for 2 million processes.
@@ -296,7 +296,7 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   const Cell& cell = their_cells_[consumed_ % kRingCells];
   // seq_cst: acquires the cell; load half of the Dekker pair with the peer's publish().
   const uint64_t number = cell.number.load(std::memory_order_seq_cst);
-  if (number <= consumed_) return std::optional<ArrivedCell>();  // of the last pass, or 0
+  if (number <= consumed_) return std::optional<ArrivedCell>();  // of the ring's last lap, or 0
   if (number != consumed_ + 1) return wrong(" counts cells that it cannot have filled");
   DSCOMM_RETURN_IF_ERROR(make_entry());  // for consume()
   ArrivedCell arrived{cell.header, cell.data};

@@ -34,9 +34,9 @@ void PointToPoint::check_when_due(FinishedTransfers* finished) {
   }
 }
 
-// Adds time in which this process did not run (stopped, or the machine suspended) to the deadlines
-// of pending operations. While operations are pending, a check follows each slice of sleep, so a
-// check that is late shows such time.
+// Adds time in which this process did not run (see LostTime) to the deadlines of operations. While
+// operations are pending, a check follows each slice of sleep, so a check that is late shows such
+// time.
 void PointToPoint::extend_deadlines(int64_t now) {
   if (slice_ns_ == 0) return;  // then checks are irregular
   const int64_t lost_ns = now - (last_check_ns_ + slice_ns_);

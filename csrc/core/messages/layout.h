@@ -84,8 +84,8 @@ struct PieceRing {
   }
 };
 
-// The channel directory is a chain of blocks that only grows. A block is larger than a page, so the
-// arena never reuses a released Mailbox for it, a page that former members may still read.
+// The channel directory is a chain of blocks that only grows, because a peer may search it at any
+// time.
 inline constexpr size_t kChannelBlockBytes = 2 * kPageBytes;
 inline constexpr size_t kChannelsPerBlock =
     (kChannelBlockBytes - kLinePairBytes) / sizeof(ChannelEntry);

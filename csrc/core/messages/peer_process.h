@@ -1,5 +1,5 @@
-// PeerProcess: another process as point-to-point sees it, on this host or another. CellChannel: the
-// cells to and from that process, in order.
+// PeerProcess: another process, on this host or another, to which messages go. CellChannel: carries
+// messages to and from it, cut into cells (cell.h), in order.
 #pragma once
 
 #include <atomic>
@@ -94,7 +94,7 @@ class PeerProcess {
   virtual std::string describe() const = 0;    // "pid 123 on host a"
   virtual std::string state_text() const = 0;  // the state of the process, as far as visible
 
-  // The token of the doorbell; null if there is none, so that threads that wait for the process
+  // The token of the doorbell; null if there is none: then threads that wait for the process must
   // poll.
   virtual const ArenaId* doorbell() const = 0;
   // If there is no doorbell: the sockets that carry cells of all processes without one; or null.

@@ -210,7 +210,7 @@ PointToPoint::FastPath PointToPoint::try_receive(const GroupPtr& group, void* da
   do {
     *flag = channel.next_flag();
     if (flag->word == nullptr) break;
-    // Poll once a message has begun, because its sender is filling the next cell. Relaxed:
+    // Polls only after a message has begun, because its sender then fills the next cell. Relaxed:
     // next_cell() loads the word again.
     for (int pauses = 0; arrived > 0 && pauses < kPausesForCell; ++pauses) {
       if (flag->word->load(std::memory_order_relaxed) == flag->value) break;
@@ -460,12 +460,12 @@ void PointToPoint::fail_group(Port& port, const Status& cause, FinishedTransfers
   port.failure = first;
   if (!port.pending.empty()) port.group->note_failed_calls();
   end_port(port, first, finished);
-  // Wake members that sleep on their doorbell before their slice ends.
+  // Wake members that sleep on their doorbell: else they notice only at the end of their slice.
   for (const std::shared_ptr<PeerProcess>& peer : port.group->peers)
     if (peer->sleeps()) ring(*peer);
 }
 
-// Afterwards nothing of the port is pending or held, and nothing accesses its callers' memory.
+// Afterwards nothing of the port is pending or held. Only peers may still read a send in place.
 void PointToPoint::end_port(Port& port, const Status& status, FinishedTransfers* finished) {
   while (!port.pending.empty()) finish_transfer(*port.pending.begin(), status, finished);
   port.matching.for_each_message([&](const MessagePtr& message) {
@@ -492,8 +492,8 @@ void PointToPoint::end_port(Port& port, const Status& status, FinishedTransfers*
   }
 }
 
-// Keeps the channel to a dead process while any group names it: unread messages may lie in it, and
-// a second channel would read from the start. A group that is still forming may name any process.
+// Keeps the channel to a dead process while any group names the process: unread messages may lie in
+// the channel, and a second one would read from the start. A group that still forms may name any.
 void PointToPoint::drop_dead_channels() {
   for (const auto& [number, port] : ports_)
     if (port->group == nullptr) return;

@@ -88,7 +88,7 @@ class PointToPoint {
                        std::chrono::milliseconds timeout);
 
   // Blocking send and receive; the caller keeps the memory until they return. `came_from` may be
-  // null. If no thread has to sleep, they make no operation and, for a short message, no
+  // null. Usually, if no thread has to sleep, they make no operation and, for a short message, no
   // allocation.
   Status blocking_send(const std::shared_ptr<PointToPointGroup>& group, const void* data,
                        size_t count, DType dtype, int dst, int tag,
@@ -226,8 +226,8 @@ class PointToPoint {
   int64_t next_deadline_ns_ = INT64_MAX;  // lower bound of the pending operations' deadlines
   int64_t last_check_ns_ = 0, last_thorough_check_ns_ = 0;
 
-  int helpers_ = 0;             // threads in help()
-  uint64_t helper_visits_ = 0;  // calls of help()
+  int helpers_ = 0;             // threads in help(), except those in a callback
+  uint64_t helper_visits_ = 0;  // how often helpers_ has grown
   std::thread worker_;
   std::condition_variable worker_wake_;
   bool worker_parked_ = false;  // it sleeps until unpark_worker()

@@ -10,8 +10,8 @@
 namespace dscomm {
 namespace {
 
-// How many cells one connection may move before the others get their turn: two rings, so that a
-// pass empties a ring even if its sender refills it meanwhile.
+// How many cells one connection may move before the others get their turn: two rings, so that
+// one progress() empties a ring even if the sender refills it once meanwhile.
 constexpr int kMostCellsInTurn = 2 * kRingCells;
 
 // How often a thread that waits for one peer polls the other peers without a doorbell, if no
@@ -22,12 +22,12 @@ constexpr int64_t kAskOthersEveryNs = 100'000;
 // A held message counts as this much more than its data, to limit empty messages, too.
 constexpr uint64_t kMessageOverheadBytes = 256;
 
-// The most bytes of an in-place message that one pass copies, so that others get their turn.
+// The most bytes of an in-place message that one progress() copies: then others get their turn.
 constexpr uint64_t kReadInPass = 4 << 20;
 
-// A message of these sizes that lies in the tensor pool is read in place. Longer messages are
-// staged, because then two cores share the copying. Between cache-far cores the limit is lower:
-// each load from the sender's cache is slow, and staging writes to memory with streaming stores.
+// Without DSCOMM_IN_PLACE_BYTES, a message of these sizes in the tensor pool is read in place.
+// Longer ones are staged: then two cores share the copying. Between cache-far cores the limit is
+// lower: each load from the sender's cache is slow, and staged data is streamed to memory.
 constexpr uint64_t kLeastInPlaceBytes = 64 << 10;
 constexpr uint64_t kMostInPlaceNearBytes = 8 << 20, kMostInPlaceFarBytes = 2 << 20;
 
@@ -47,7 +47,7 @@ Status PointToPoint::malformed(const Connection& connection, const char* what) {
   return malformed_value(format_text("message from {} ({})", connection.peer->describe(), what));
 }
 
-// Moves all cells that can be moved now. Returns whether there were any.
+// On each due connection, moves up to kMostCellsInTurn cells each way. Returns whether any moved.
 bool PointToPoint::progress(FinishedTransfers* finished, const Transfer* awaited) {
   bool moved = false;
   in_flight_ = false;
@@ -145,8 +145,8 @@ PointToPoint::CellResult PointToPoint::take_cell(Connection& connection, const A
   return CellResult::kTaken;
 }
 
-// Copies the next part of a message from the sender's pool. A sender that gives up the send first
-// ends the group, then releases the memory. So a copy is valid if no failure is known after it.
+// Copies the next part of a message from the sender's pool. To give up the send, the sender first
+// ends the group and then releases the memory. So a copy is valid if no failure is known after it.
 PointToPoint::CellResult PointToPoint::read_in_place(Connection& connection,
                                                      FinishedTransfers* finished) {
   MessagePtr message = connection.incoming;
@@ -260,8 +260,8 @@ void PointToPoint::end_abandoned(const MessagePtr& message, FinishedTransfers* f
   port->matching.erase_message(message);
 }
 
-// Stops reading from this peer. The groups that use the connection end, with the root cause if that
-// arrives soon. Returns false: nothing was taken.
+// Stops receiving from and sending to this peer. The groups that use the connection end, with the
+// root cause if that arrives soon. Returns false, as if no cell had moved.
 bool PointToPoint::break_connection(Connection& connection, const Status& cause) {
   connection.broken = cause;
   if (connection.must_report_abandoned) --unreported_count_;  // the peer cannot be told any more

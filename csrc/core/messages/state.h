@@ -162,7 +162,7 @@ struct PointToPoint::Connection {
 
   MessagePtr incoming;  // incomplete; or null
   uint64_t received_messages = 0;
-  bool unread = false;  // the last pass left cells in the ring
+  bool unread = false;  // the last progress() left cells in the ring
 };
 
 inline PointToPoint::Port* PointToPoint::find_port(uint32_t number) const {

@@ -12,8 +12,8 @@ namespace dscomm {
 namespace {
 
 // How long a sleep may last if a peer has no doorbell: short compared with a hop between hosts. If
-// the peer's sockets are known, their data ends the sleep. But another thread may take that data,
-// so the limit grows slowly, by a sixteenth with each sleep until cells move.
+// the peer's sockets are known, their data ends the sleep, unless another thread takes that data.
+// So the limit then grows, but slowly: by a sixteenth with each sleep until cells move.
 constexpr int64_t kPolledSliceNs = 50'000, kLongestPolledSliceNs = 1'000'000;
 
 // The worker checks at this interval whether threads make progress themselves. It takes over after

@@ -18,8 +18,8 @@ struct Operands {
 
 using Kernel = void (*)(const Operands& operands, const Reduction& reduction, int divisor);
 
-// Every operator except PRODUCT reduces real and imaginary parts separately. PREMUL_SUM's factor
-// and AVG's divisor are real, so they scale both parts.
+// Of complex numbers, every operator except PRODUCT reduces real and imaginary parts separately.
+// PREMUL_SUM's factor and AVG's divisor are real, so they scale both parts.
 inline Operands as_real_numbers(const Operands& complex_numbers) {
   Operands real_numbers = complex_numbers;
   real_numbers.count *= 2;

@@ -170,7 +170,7 @@ struct Float16Lanes {
 
     const auto number = hn::Add(shifted, hn::Set(du32, (127 - 15) << 23));
     const auto infinity_or_nan = hn::Or(shifted, hn::Set(du32, 0x7f800000));
-    // Putting a denormal's bits into the fraction of 2^-14 adds the denormal. Then subtracts 2^-14.
+    // Putting a denormal's bits into the fraction of 2^-14 adds the denormal; Sub() removes 2^-14.
     const auto smallest_normal = hn::Set(du32, (127 - 14) << 23);
     const auto enlarged = hn::BitCast(d, hn::Or(shifted, smallest_normal));
     const auto denormal = hn::BitCast(du32, hn::Sub(enlarged, hn::BitCast(d, smallest_normal)));

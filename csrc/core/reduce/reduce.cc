@@ -5,9 +5,9 @@
 // and shorter vectors, so that nothing beyond the last element is touched.
 //
 // On x86 there are kernels for SSE4 (2008), AVX2 (2013) and Skylake's AVX-512; older processors use
-// the scalar twin. Highway's targets SSSE3 and AVX3_DL are left out: no processor that is used for
-// training has SSSE3 without SSE4, and reductions gain nothing from AVX3_DL. On Arm there are
-// kernels for NEON and each of Highway's SVE targets.
+// the scalar twin or, with Clang or GCC 12.3 and later, Highway's EMU128. Targets SSSE3 and AVX3_DL
+// are left out: no processor that is used for training has SSSE3 without SSE4, and reductions gain
+// nothing from AVX3_DL. On Arm there are kernels for NEON and each of Highway's SVE targets.
 //
 // Highway's functions are used if they give the same bits on every instruction set. For the others
 // (halves, floating-point minimum and maximum) see lanes_inl.h and operators_inl.h.
@@ -142,8 +142,8 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
   for (; i < count; ++i) reduce_one_vector<Lanes>(one, op, dst, sources, n, i);
 }
 
-// Two sources are the common case (two ranks, or one step of a tree) and get code without a loop
-// over sources. Copies their pointers, as the compiler must assume that stores to dst change them.
+// Two sources, the common case (two ranks, or one step of a tree), get code without a loop over
+// sources; their pointers are copied, as for all the compiler knows a store to dst changes them.
 template <class Lanes, class Operator>
 HWY_NOINLINE void reduce_with(const Operator& op, const Operands& operands) {
   if (operands.n == 2) {

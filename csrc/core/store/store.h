@@ -22,8 +22,8 @@ class Store {
   virtual Result<std::string> get(const std::string& key, const Deadline& deadline) = 0;
   // Whether the key is there now. Does not block.
   virtual Result<bool> has(const std::string& key) = 0;
-  // The value of the key, if it is there now. Must not block; this default may block for a second,
-  // if the key is removed between has() and get().
+  // The value of the key, or nothing if it is not there now. Overrides must not block; this default
+  // waits up to a second for a key that is removed between has() and get().
   virtual Result<std::optional<std::string>> find(const std::string& key) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, has(key));
     if (!there) return std::optional<std::string>();
@@ -32,7 +32,7 @@ class Store {
     if (value.status().code() == Code::kTimeout) return std::optional<std::string>();
     return value.status();
   }
-  // Whether all of these keys are there now, in few requests.
+  // Whether all of these keys are there now. This default makes one request for each key.
   virtual Result<bool> has_all(const std::vector<std::string>& keys) {
     for (const std::string& key : keys) {
       Result<bool> there = has(key);

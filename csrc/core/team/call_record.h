@@ -26,9 +26,9 @@ struct CallRecord {
   uint8_t is_planned = 0;  // has a CallOptions::plan, which is part of `digest`
   uint32_t part = 0, part_count = 1;
   uint64_t digest = 0;  // hash of values that must agree but do not fit here
-  // If not 0, this is a sub-call of the call with this number in a parent team. The fields above
-  // then describe the parent's call, which the user knows. `digest` also covers the sub-call and
-  // CallOptions::history.
+  // If not 0, this is a sub-call of the call with this number in a parent team. The fields above,
+  // except `sequence`, then describe the parent's call, which the user knows. `digest` also covers
+  // the sub-call and CallOptions::history.
   uint64_t parent_number = 0;
 
   // The call's number in error messages.

@@ -246,8 +246,8 @@ std::vector<size_t> HierarchicalTeam::outside(Counts counts) const {
 
 // Within a domain, blocks go by the inner Team; between domains, by the direct Team. The inner call
 // runs while the first direct messages travel, or before them if the direct Team cannot overlap
-// (takes_chunks()). Without options_.compare_calls, a barrier of slice 0 follows the inner call, in
-// which the domains agree on the call.
+// (takes_chunks()). Without options_.compare_calls, the domains agree on the call after the inner
+// call, in a barrier of slice 0.
 template <typename CallInner, typename CallDirect>
 Status HierarchicalTeam::exchange_blocks(const CallOptions& sub_call, const CallInner& call_inner,
                                          const CallDirect& call_direct) {

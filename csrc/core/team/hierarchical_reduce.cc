@@ -161,8 +161,8 @@ size_t HierarchicalTeam::ring_chunk(size_t chunk, size_t element_bytes, size_t l
 }
 
 // An all_reduce, or with root >= 0 a reduce: one outer call for each slice, overlapped with the
-// inner calls. An all_reduce without widening sums in `out`; all others sum in a ring of two
-// chunks.
+// inner calls. The sums lie in `out` in an all_reduce that does not widen them, else in a ring of
+// two chunks.
 Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte* out,
                                                   const Slicing& slicing, const Levels& levels,
                                                   int root, size_t chunk,

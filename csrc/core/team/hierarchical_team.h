@@ -41,8 +41,8 @@
 // different calls detect this in the first sub-call that they share. The domains and slice 0
 // together join all ranks. In each call, each rank takes part in these Teams, even with no
 // elements, before it uses another slice or waits in the direct Team: first in its domain, then, as
-// leader of slice 0, with the other leaders. (A leader of slice 0 may begin with the other
-// leaders.) So any disagreement is detected by some pair of neighbours. The two end all their
+// leader of slice 0, with the other leaders. (That leader may meet the other leaders
+// first.) So any disagreement is detected by some pair of neighbours. The two end all their
 // Teams. Ranks that wait for these two, or make their next call, adopt the cause. A rank that waits
 // for none of the ranks that disagree (the root of a broadcast, a sender of a gather) may have
 // returned by then. It gets the cause in its next call, as in any Team.
@@ -109,8 +109,8 @@ struct HierarchyOptions {
   // For comparing calls between ranks that share no child Team. Called before the first sub-call of
   // each call. reads_all: this rank needs data from all others.
   std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
-  // See Team::compare_calls(). Requires `received_notice`. If set, domains do not agree on a call
-  // in which each rank waits only for ranks whose data it needs.
+  // See Team::compare_calls(). Requires `received_notice`. If set, a call in which each rank waits
+  // only for ranks whose data it needs omits the sub-calls that only serve the agreement.
   std::function<void(bool always)> compare_calls = {};
   std::string group = {};  // the name of the user's group, for the log
 };

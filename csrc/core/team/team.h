@@ -2,11 +2,11 @@
 // Teams, its child Teams: each of its calls is made of calls of the child Teams, the sub-calls.
 //
 // A Team runs one collective at a time. The engine, or the parent team, calls it in the group's
-// order and never from two threads at once; only abort() may be called from any thread. Each call
+// order and never from two threads at once, except for functions marked as thread-safe. Each call
 // blocks until this rank's part is done, the deadline passes, or a member is known to have died,
 // left, aborted or made another call. The status then names the rank at fault. After an error, the
 // Team is dead, and each later call returns the first cause. The exceptions are kInvalidArgument
-// and kUnsupported, which are detected before anything is published.
+// and kUnsupported, if they are detected before anything is published.
 //
 // Buffers are contiguous memory. Counts are elements, *_bytes are bytes; both have 64 bits and may
 // be zero. Equal pointers mean in place. Nothing is written to the caller's buffers after the call

@@ -21,7 +21,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
                                                   std::shared_ptr<Store> store,
                                                   const Deadline& deadline);
 
-// A module exports this as kTransportSymbol. A module of another build fails the version check.
+// A module exports this as kTransportSymbol. A module with another kTransportVersion is refused.
 struct TransportModule {
   const char* version;
   Result<std::shared_ptr<Transport>> (*make)(const TransportRequest& request,

@@ -78,9 +78,9 @@ class Transport {
   // these timeouts then does not end an idle group. Does not block.
   virtual void tolerate_silence(std::chrono::milliseconds timeout) = 0;
 
-  // Call it when the process ends in order: tells the other members. Idempotent. Takes a few
-  // seconds at most. But if a launcher wants all processes to end together, and nothing
-  // `has_failed` here, it takes up to the longest timeout of tolerate_silence().
+  // Call it when the process ends in order: tells the other members. Idempotent. Takes up to a few
+  // seconds; or, if a launcher wants all processes to end together and no failure is known here, up
+  // to the longest timeout of tolerate_silence().
   virtual void leave(bool has_failed) = 0;
 
   // In a forked child: closes inherited descriptors. No other call works there.

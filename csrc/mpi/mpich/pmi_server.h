@@ -18,8 +18,8 @@ namespace dscomm {
 
 class PmiServer {
  public:
-  // Starts a thread that answers MPI's requests. `node_map`: see PmiSession. Thread and socket
-  // last until the process ends, since MPI may send requests until then.
+  // Starts a thread that answers MPI's requests. `node_map`: see PmiSession. The thread runs until
+  // MPI closes its end of the socket, which may be only when the process ends.
   static Result<std::shared_ptr<PmiServer>> start(int size, std::string node_map);
 
   // MPI's end of the socket, for PMI_FD. MPI closes it.

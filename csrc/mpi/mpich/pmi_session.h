@@ -18,7 +18,7 @@ class PmiSession {
   // `node_map` says which ranks share a host, in PMI's notation: see node_map_of().
   PmiSession(int size, std::string node_map) : size_(size), node_map_(std::move(node_map)) {}
 
-  // Returns the answer, with its line end, to a request without one. Empty if none is due now.
+  // `line`: a request without line end. Returns the answer with line end; empty if none is due.
   std::string answer(std::string_view line);
 
   bool is_in_barrier() const { return is_in_barrier_; }

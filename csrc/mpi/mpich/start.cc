@@ -69,7 +69,7 @@ class MpichStart final : public MpiStart {
     return version;
   }
 
-  // dscomm replaces the launcher for MPICH, so the launcher's variables are ignored.
+  // Without the launcher's variables: MPICH is always started by dscomm, never by the launcher.
   void describe(MpiMemberEntry* entry) const override { entry->mpi_version = version(); }
 
   const char* helper_name() const override { return "dscomm's PMI"; }

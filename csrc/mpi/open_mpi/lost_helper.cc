@@ -77,7 +77,7 @@ void tidy_up_for_lost_helper() {
   std::lock_guard lock(lost_helper.mutex);
   lost_helper.has_left = true;
   lost_helper.locks.clear();
-  // Need not know whether the helper is lost: a live one holds the locks, so its directories stay.
+  // Does no harm while the helper lives: the helper holds the locks, so its directories stay.
   for (const std::string& directory : lost_helper.directories) remove_if_abandoned(directory);
 }
 

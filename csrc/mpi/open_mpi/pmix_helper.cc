@@ -34,7 +34,7 @@ constexpr int kSliceMs = 10;
 // Pauses between store requests. Hosts that start together enter a fence in the first few pauses.
 constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
-// How often a host that does not gather a Fence's data asks the store about each of its hosts.
+// How often a host that waits for a Fence's gathered data lists the hosts that are missing.
 constexpr int64_t kNameEveryNs = 1'000'000'000;
 
 // Liveness probes: how long the helper may take to answer one, and how often a late answer is
@@ -45,7 +45,7 @@ constexpr const char* kSilent = "silent";  // key of the report
 
 constexpr std::chrono::seconds kQuitLimit{1};
 
-// Starts dscomm-pmix. The process that it starts exits once its child serves in the background.
+// Starts dscomm-pmix. The process started here forks the server and exits (pmix/main.cc).
 class Starter {
  public:
   Status spawn(const std::string& path, int socket) {
@@ -127,7 +127,7 @@ struct PmixHelper::State {
   PmixDescription description;
   int64_t pid = 0;  // 0: not known yet
 
-  // Used by the service thread only.
+  // Used by start(), then by the service thread only.
   std::vector<Fence> fences;
   int64_t patience_ns = kPatienceNs;
   int64_t asked_at_ns = 0;  // time of the unanswered probe; 0: none
@@ -210,7 +210,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
       return make_status(Code::kTimeout, "timed out: it was not ready after {}",
                          deadline.timeout_text());
     pollfd entry{socket.fd(), socket.events(), 0};
-    // A socket that has ended, or that is ready, must not make this loop spin.
+    // A closed socket would make this loop spin; from a ready helper nothing more is awaited here.
     const bool listens = open && !ready;
     const int slice_ms = listens ? kSliceMs : 1;
     const int64_t began_ns = monotonic_ns();
@@ -394,7 +394,7 @@ void PmixHelper::remove_keys() {
     std::lock_guard lock(state_->mutex);
     keys.swap(state_->keys);
   }
-  // A key that cannot be removed only costs a few bytes of the store.
+  // A key that cannot be removed only takes some of the store's memory.
   for (const std::string& key : keys) static_cast<void>(state_->store->remove(key));
 }
 

@@ -42,8 +42,8 @@ class PmixHelper {
   // Why fences are no longer carried, or OK.
   Status fault() const;
 
-  // Ends the thread; no new fences will come. The helper ends after the last rank that has used it;
-  // a stopped one is continued, so that it can end. Takes at most a second. Idempotent.
+  // Ends the thread: fences are no longer carried. The helper ends after the last rank that has
+  // used it; a stopped helper is continued, so that it can end. Takes at most a second. Idempotent.
   void quit();
 
   // In a forked child: closes inherited descriptors. Only the destructor may be called afterwards.

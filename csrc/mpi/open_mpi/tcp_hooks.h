@@ -1,8 +1,8 @@
 // Keeps strangers off Open MPI's TCP connections (its component btl/tcp).
 //
 // A rank of Open MPI listens on all interfaces while the job lasts. It accepts any client that
-// sends a fixed text and a rank number. Until a client has sent them, an MPI call of that rank
-// hangs, even one that should return at once.
+// sends a fixed text and a rank number. While a connected client has not sent them, an MPI call of
+// the rank hangs, even one that should return at once.
 //
 // The dynamic linker finds three functions here before that component's own, as with ompi_rte_abort
 // (abort.cc). The first one sets the options of each socket, so it reveals MPI's listeners and

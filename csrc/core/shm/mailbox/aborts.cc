@@ -89,7 +89,7 @@ Status Aborts::check_each_source() {
     const Mailbox& view = *members_.views[k];
     if (reads_in_place_[k] != members_.sequence) continue;
     if (view.aborted.load(std::memory_order_acquire) == 0) continue;  // pairs with abort()
-    // The member's call succeeded, so this rank had acknowledged its last read of the tensor.
+    // The member's call has succeeded, and it could do so only after this rank's last read.
     if (view.done.load(std::memory_order_acquire) >= phase_word(members_.sequence + 1, 0))
       continue;  // pairs with end()
     return failure();

@@ -3,7 +3,7 @@
 // A collective is: begin(call), then any mix of post / wait_posted / acknowledge /
 // wait_acknowledged, then end(). post(p) says "everything up to phase p of this call is published";
 // acknowledge(p) says "I have read everything up to phase p". Both only grow. A rank posts in every
-// call, whatever its role, before it waits.
+// call, whatever its role, before it waits for another rank's post.
 //
 // One thread at a time calls into Mailboxes. Any thread may use aborts() and members(), except as
 // noted there.

@@ -1,5 +1,5 @@
-// Members: the members of one group, as this rank sees them in their mailboxes: presence,
-// departures, deaths, and newest calls.
+// Members: what this rank knows of a group's members that have mailboxes here: who is present, has
+// left or has died (Peer says so), and each one's newest call.
 #pragma once
 
 #include <functional>

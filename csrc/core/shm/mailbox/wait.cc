@@ -16,9 +16,9 @@ constexpr int kSpinWithCores = 100;
 constexpr int kSpinWithoutCores = 20;
 constexpr int64_t kFirstSliceNs = 1'000'000;
 
-// A yield that took this long gave the core to a busy process. This process would get a whole time
-// slice at each yield, whereas a sleeper runs as soon as it is woken. So the thread's waits do not
-// yield for a while, which doubles after each further long yield. (A DDP step of two ranks
+// A yield that took this long gave the core to a busy process. That other process would get a whole
+// time slice at each yield, whereas a sleeper runs as soon as it is woken. So the thread's waits do
+// not yield for a while, which doubles after each further long yield. (A DDP step of two ranks
 // beside one busy process: 760 ms with yields, 390 without; gloo, which sleeps, 310.)
 constexpr int64_t kLongYieldNs = 500'000;
 constexpr int64_t kShortestPauseNs = 5'000'000, kLongestPauseNs = 320'000'000;

@@ -1,9 +1,9 @@
 // The wait of the collectives: until a word that another rank writes has reached a value.
 //
 // Spins while that is likely to pay, then yields the core, then sleeps on a futex. Between slices
-// of sleep, a WaitMonitor checks whether waiting still makes sense: the deadline, every member's
-// abort record, the life of the awaited rank. A wait is ended by the rank that stores the word,
-// which wakes sleepers, or by the WaitMonitor.
+// of sleep, a WaitMonitor checks whether waiting still makes sense: every member's abort record,
+// the life of the ranks that the call needs. A wait is ended by the deadline, by the WaitMonitor,
+// or by the rank that stores the word, which wakes sleepers.
 #pragma once
 
 #include <atomic>
@@ -46,9 +46,9 @@ inline void pause_core() {
 #endif
 }
 
-// Waits some 20 ns between a call's first post and the first poll: polling too early steals the
-// cache line from its writer, which then has to fetch it back. (8 bytes with cache-far cores: 0.57
-// us without, 0.30 with it.)
+// On x86, waits some 20 ns between a call's first post and the first poll: polling too early steals
+// the cache line from its writer, which then has to fetch it back. (8 bytes with cache-far cores:
+// 0.57 us without the wait, 0.30 with it.)
 inline void back_off() {
 #if defined(__x86_64__) || defined(__i386__)
   const uint64_t began = __builtin_ia32_rdtsc();
