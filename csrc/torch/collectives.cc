@@ -376,7 +376,9 @@ std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t
     if (split < 0) raise_value_error("{}: got {}, expected no negative split", argument, split);
   int64_t sum = 0;
   for (int64_t split : splits)
-    if (__builtin_add_overflow(sum, split, &sum)) sum = -1;  // -1 is never the number of rows
+    if (__builtin_add_overflow(sum, split, &sum))
+      raise_value_error("{}: the splits add up to more than {}, the size of dimension 0 of {}",
+                        argument, rows, name);
   if (sum != rows)
     raise_value_error("{}: the splits add up to {}, expected {}, the size of dimension 0 of {}",
                       argument, sum, rows, name);

@@ -95,6 +95,14 @@ def _arguments_case() -> None:
         "output_split_sizes",
         "-1",
     )
+    # The sum of these is 6 if it goes on from -1 after an overflow.
+    _refuses(
+        lambda: dist.all_to_all_single(
+            torch.zeros(6), torch.zeros(6), None, [2**63 - 1, 1, 7] + [0] * (size - 3)
+        ),
+        "input_split_sizes",
+        "add up to more than 6",
+    )
     _refuses(lambda: dist.all_to_all_single(torch.tensor(1.0), torch.tensor(1.0)), "dimension")
     to_itself = [int(other == rank) for other in range(size)]
     _refuses(
