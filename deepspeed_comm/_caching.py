@@ -64,8 +64,7 @@ class Plans:
             return plan
         if not isinstance(match_id, str) or not match_id:
             raise TypeError(
-                f"match_id: expected a string that names this call, the same on all ranks, "
-                f"got {match_id!r}"
+                f"match_id: got {match_id!r}, expected a non-empty string, the same on all ranks"
             )
         if plan is not None and not self._has_gone(plan):
             raise ValueError(
@@ -81,7 +80,7 @@ class Plans:
     def _difference(self, plan: Plan, tensor: Any, op: Any, group: Any) -> str:
         if plan.group() is not group:
             was, now = self._ranks(plan.group()), self._ranks(group)
-            return f"the group of ranks {was} before, of ranks {now} now"
+            return f"another group, with ranks {was} before, {now} now"
         if plan.shape != tensor.shape:
             return f"shape {tuple(plan.shape)} before, {tuple(tensor.shape)} now"
         if plan.dtype is not tensor.dtype:

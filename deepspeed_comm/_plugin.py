@@ -151,8 +151,8 @@ def load_extension() -> ModuleType:
                 f"({error}): run `apt-get install libhwloc15 libhwy1`."
             ) from error
         raise RuntimeError(
-            f"the native code of deepspeed_comm, built against torch {version}, cannot be loaded "
-            f"({error}). If no limit of this process (ulimit -n, ulimit -v) is the cause, "
+            f"the native code of deepspeed_comm, built against torch {built_against}, cannot be "
+            f"loaded ({error}). If no limit of this process (ulimit -n, ulimit -v) is the cause, "
             f"rebuild it with `{rebuild_command()}`."
         ) from error
     _keep_when_traced()

@@ -64,7 +64,7 @@ def rendezvous(
         except Exception as error:
             raise RuntimeError(
                 f"mpi://: rank 0 of {size} could not meet the others on port {port} ({error}). "
-                "Set MASTER_PORT on all ranks if the port is in use."
+                "If the port is in use, set another on all ranks: MASTER_PORT, or that of the URL."
             ) from error
     else:
         began = time.monotonic()

@@ -206,8 +206,8 @@ def _make_group(name: str, ranks: list[int], rank: int, kvs: Any) -> Any:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit():
         raise ValueError(
-            f"kvs: expected the bytes of rank 0's get_kvs_addr(), got {text!r}; every rank "
-            f"must pass those of the first rank, not its own"
+            f"kvs: got {text!r}, expected the bytes of get_kvs_addr(), or get_sub_kvs_addr(), of "
+            f"the group's first rank; every rank must pass those of the first rank, not its own"
         )
     store = dist.TCPStore(host, int(port), None, is_master=False, timeout=default_pg_timeout)
     options = dist.distributed_c10d._DistributedBackendOptions()

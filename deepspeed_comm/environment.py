@@ -179,8 +179,8 @@ def _values(place: str, *names: str, unless: str = "") -> list[str]:
         return [os.environ[unless] for _ in names]
     if missing := [name for name in names if name not in os.environ]:
         raise RuntimeError(
-            f"{place} should have set {', '.join(missing)}: set them, or unset the variables of "
-            f"{place} that were set by hand"
+            f"{place} should have set {', '.join(missing)}: set them or, if it did not start this "
+            f"job, unset {'SM_TRAINING_ENV' if place == 'SageMaker' else 'AZUREML_EXPERIMENT_ID'}"
         )
     return [os.environ[name] for name in names]
 

@@ -153,15 +153,13 @@ def _peer(
         target: Any = group or dist.group.WORLD
         return {name: dist.get_global_rank(target, group_rank)}
     if group_rank is not None:
-        raise ValueError(f"expected one of {name} and group_{name}, got both")
+        raise ValueError(f"got both {name} and group_{name}, expected one of them")
     if rank is None and default is None:
-        raise ValueError(
-            f"expected {name} (a global rank) or group_{name} (a rank of the group), got neither"
-        )
+        raise ValueError(f"got neither {name} (global rank) nor group_{name} (rank of the group)")
     if rank is not None and is_unlisted(group):
         ranks = _ranks_of_unlisted(group)
         if rank not in ranks:
-            raise ValueError(f"{name}: got rank {rank}, expected one of the group's ranks {ranks}")
+            raise ValueError(f"{name}: got global rank {rank}, expected one of the group, {ranks}")
         return {f"group_{name}": ranks.index(rank)}
     return {name: rank if rank is not None else 0}
 

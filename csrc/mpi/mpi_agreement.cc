@@ -119,8 +119,8 @@ std::string explain_lost_difference(const CallRecord& call) {
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected) {
   if (kind == Collective::kScatter)
-    return format_text("{} scatters {} elements to {}, whose output holds {}", sender, sent,
-                       receiver, expected);
+    return format_text("{} scatters {} elements to {}, whose output holds {}; make both equal",
+                       sender, sent, receiver, expected);
   return format_text("{} sends {} elements to {}, which expects {}; {}", sender, sent, receiver,
                      expected,
                      kind == Collective::kAllToAll ? "make the split sizes of both equal"

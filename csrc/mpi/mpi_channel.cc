@@ -61,7 +61,7 @@ Status MpiChannel::open(size_t channel_bytes, uint64_t) {
   cells_.reset(new (std::nothrow) std::byte[kCells * cell_bytes]);
   if (cells_ == nullptr)
     return make_status(Code::kResource,
-                       "cannot allocate {} bytes to send to {}; free memory on this host",
+                       "cannot allocate {} bytes to send to {}; free memory on the sender",
                        kCells * cell_bytes, peer_);
   cell_bytes_ = cell_bytes;
   return {};
@@ -117,7 +117,7 @@ Status MpiChannel::probe() {
   if (arriving_ == nullptr) arriving_.reset(new (std::nothrow) std::byte[kReceives * kLongestCell]);
   if (arriving_ == nullptr)
     return make_status(Code::kResource,
-                       "cannot allocate {} bytes to receive from {}; free memory on this host",
+                       "cannot allocate {} bytes to receive from {}; free memory on the receiver",
                        kReceives * kLongestCell, peer_);
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);

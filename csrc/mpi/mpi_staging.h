@@ -1,7 +1,8 @@
 // MpiStaging: the memory that MPI reads and writes, and the requests that use it.
 //
 // MPI never gets user memory: MPI cannot reliably cancel a pending request, and a caller may free
-// its tensors after a timeout. Staging that is destroyed with a pending request goes into quarantine.
+// its tensors after a timeout. Staging that is destroyed with a pending request goes into
+// quarantine.
 //
 // Quarantine: memory that MPI may still access is never freed. MPI may continue a pending request
 // in any later call, of any Team.

@@ -52,8 +52,8 @@ class PartialResult {
 
 }  // namespace
 
-// Not for two ranks: a pass then has one step, and an all-reduce would send the result of a piece
-// before the piece is reduced.
+// Not for two ranks: a pass (see Order) then has one step, so several passes are in flight at once,
+// and an all-reduce would send the result of a piece before the piece is reduced.
 bool MpiTeam::fits_pairs(size_t bytes_of_message) const {
   return !is_few() && size() > 2 && bytes_of_message >= options_.least_pair_bytes;
 }

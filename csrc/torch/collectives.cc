@@ -31,7 +31,7 @@ Item& single_item(std::vector<Item>& items, const char* argument) {
 void check_list_length(const char* argument, size_t got, size_t expected,
                        const char* expected_what) {
   if (got != expected)
-    raise_value_error("{}: got a list of {}, expected {} ({})", argument, got, expected,
+    raise_value_error("{}: got a list of {} entries, expected {} ({})", argument, got, expected,
                       expected_what);
 }
 
@@ -538,7 +538,7 @@ WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
                     "one for each rank of the group");
   Tensors flat_outputs;
   for (Tensors& of_rank : outputs) {
-    check_list_length("output_tensor_lists[k]", of_rank.size(), inputs.size(),
+    check_list_length("one of output_tensor_lists", of_rank.size(), inputs.size(),
                       "as many as there are inputs");
     flat_outputs.insert(flat_outputs.end(), of_rank.begin(), of_rank.end());
   }
@@ -682,7 +682,7 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   if (body.in_counts[mine] != body.out_counts[mine])
     raise_value_error(
         "{}: output_split_sizes[{}]: got room for {} elements from this rank to itself, expected "
-        "{}, as many as input_split_sizes[{}] sends; make both entries equal",
+        "{}, as many as input_split_sizes[{}] sends; make both counts equal",
         describe_call("all_to_all_single", *group_), mine, body.out_counts[mine],
         body.in_counts[mine], mine);
   if (body.ins[0].overlaps(body.outs[0])) body.ins[0].stage();

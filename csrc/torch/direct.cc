@@ -131,7 +131,7 @@ constexpr c10::DispatchKeySet kPlainKeys({c10::DispatchKey::CPU, c10::DispatchKe
                                           c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 // Whether something intercepts this thread's calls of torch: a TorchDispatchMode, a torch.func
-// transform or a tracer (each includes a key in every dispatch), or a TorchFunctionMode.
+// transform or a tracer (each adds a key to `included`), or a TorchFunctionMode.
 bool calls_are_intercepted() {
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return !c10::default_included_set.has_all(included) ||

@@ -106,8 +106,8 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
     // All ranks compare the same headers, so all find the mismatch, and the group ends.
     Status status =
         make_status(Code::kMismatch,
-                    "rank {} has a sparse tensor of {}, this rank ({}) one of {}; every rank must "
-                    "pass the same shape and dtype",
+                    "rank {} has a sparse tensor of {}, rank {} one of {}; every rank must pass "
+                    "the same shape and dtype",
                     k, headers[k].text(), team.rank(), header.text());
     team.abort(status);
     return team.failure();

@@ -163,8 +163,8 @@ void check_memory(const at::Tensor& tensor, const Argument& argument) {
   const size_t present = tensor.has_storage() ? tensor.storage().nbytes() : 0;
   if (present >= needed && tensor.storage().data() != nullptr) return;
   raise_value_error(
-      "{}: got a tensor without memory: its elements span {} bytes, and its storage "
-      "holds {}; if the storage was freed, resize_() it first",
+      "{}: got a tensor without memory: its elements end at byte {} of its storage, which "
+      "holds {}; if the storage was freed, resize_() the storage first",
       argument.text(), needed, present >= needed ? 0 : present);
 }
 

@@ -70,7 +70,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError(f"expected 0 to 3600 seconds, got {text}")
+        raise argparse.ArgumentTypeError(f"got {text}, expected seconds above 0, up to 3600")
     return value
 
 

@@ -106,7 +106,7 @@ def check_networks(finding: Finding, examination: Examination) -> None:
         if not any(_matches(wanted, name, network) for name, network in interfaces):
             finding.problem(
                 f"DSCOMM_IFNAME: '{wanted}' is neither the name of an interface that is up nor the "
-                "network of one",
+                "network of one (only IPv4 is checked here)",
                 f"choose an interface that is up and not loopback: {there}",
             )
 

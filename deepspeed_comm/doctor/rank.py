@@ -72,7 +72,7 @@ def main() -> None:
 def expect(tensor: torch.Tensor, value: int) -> None:
     if not tensor.eq(value).all():
         wrong = int(tensor.ne(value).sum())
-        raise RuntimeError(f"{wrong} of {tensor.numel()} elements are wrong, expected {value}")
+        raise RuntimeError(f"{wrong} of {tensor.numel()} elements are wrong: all should be {value}")
 
 
 if __name__ == "__main__":

@@ -579,8 +579,8 @@ def test_unset_azure_ml_and_sagemaker_variables_raise_no_key_error(both: Both) -
     assert ours.said[0] == [
         ["^docker0,lo"],
         [
-            "RuntimeError('SageMaker should have set MASTER_ADDR: set them, or unset the variables "
-            "of SageMaker that were set by hand')"
+            "RuntimeError('SageMaker should have set MASTER_ADDR: set them or, if it did not start "
+            "this job, unset SM_TRAINING_ENV')"
         ],
     ]
     if theirs is None:

@@ -22,7 +22,7 @@ std::string error_of(std::initializer_list<Variable> variables) {
   return settings.status().message();
 }
 
-TEST(Settings, DefaultsAreThoseOfTheTable) {
+TEST(Settings, EnvironmentWithoutSettingsGivesDefaults) {
   Result<Settings> settings = Settings::from_environment();
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_EQ(settings.value().yield_us, 200);
@@ -58,7 +58,7 @@ TEST(Settings, PortsMustBeAValidRange) {
                           "2000-3000-4000", "a-b"})
     EXPECT_EQ(error_of({{"DSCOMM_PORTS", bad}}),
               std::string("DSCOMM_PORTS=") + bad +
-                  ": expected two numbers from 1024 to 65535, as in 20000-20999");
+                  ": expected two ports from 1024 to 65535, lower first, as in 20000-20999");
   const PortRange range = parse_ports("20000-20999").value_or(PortRange{});
   EXPECT_EQ(range.first, 20000);
   EXPECT_EQ(range.last, 20999);

@@ -278,7 +278,7 @@ def test_end_without_destroy_is_reported_to_peers(
         ("receives-status", r"{} ended without destroy_process_group\(\) before it sent this; see"),
         ("receives-destroys", r"{} left the group before it sent this; every send needs"),
         ("sends-raises", r"{} was ended by an unhandled ValueError before it received this; see"),
-        ("any-raises", r"no other rank is left .*: {} was ended by an unhandled ValueError$"),
+        ("any-raises", r"no other rank is left .*: {} was ended by an unhandled ValueError; see"),
     ],
 )
 def test_failed_send_or_recv_says_how_the_peer_ended(
@@ -302,7 +302,7 @@ def test_destroy_is_reported_as_leaving(endings: dict[tuple[str, int], tuple[int
 
 
 @pytest.mark.parametrize("how", ["met", "child-met"])
-def test_end_without_destroy_after_the_same_calls_is_silent(
+def test_end_without_destroy_after_equal_calls_of_all_ranks_is_silent(
     endings: dict[tuple[str, int], tuple[int, int]], how: str
 ) -> None:
     for rank in range(2):

@@ -88,7 +88,7 @@ def test_backend_is_registered_in_every_import_order(
     assert result.stderr == ""
 
 
-def test_package_without_native_code_imports_and_names_the_remedy(
+def test_import_works_without_native_code_and_use_names_the_remedy(
     environment: Environment, installation: Path
 ) -> None:
     output = run(environment, installation, USE_BACKEND).stdout
@@ -151,7 +151,7 @@ def test_wheel_serves_every_torch_of_a_minor_version(
     add_build(native_folder(installation, minor), minor, b"no shared library")
     add_build(native_folder(installation, "9.8"), "9.8", b"")
     output = run(environment, installation, USE_BACKEND).stdout
-    assert f"built against torch {version}, cannot be loaded" in output
+    assert f"built against torch {minor}, cannot be loaded" in output
 
 
 def test_wheel_without_this_torch_names_the_supported_ones(
@@ -332,7 +332,7 @@ print(*read, sep="\\n")
     assert files and all(re.fullmatch(of_a_module, file) for file in files), files
 
 
-def test_package_without_torch_imports_and_names_the_remedy(
+def test_import_works_without_torch_and_use_names_the_remedy(
     make_environment, installation: Path
 ) -> None:
     program = """

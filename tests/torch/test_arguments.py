@@ -298,7 +298,7 @@ def _without_memory_case() -> None:
     # If part of the storage is left, a tensor within it is valid; an empty tensor needs no memory.
     tensor = torch.ones(8)
     tensor.untyped_storage().resize_(16)
-    with pytest.raises(ValueError, match="span 32 bytes, and its storage holds 16"):
+    with pytest.raises(ValueError, match="end at byte 32 of its storage, which holds 16"):
         dist.all_reduce(tensor)
     tensor = torch.empty(0).set_(tensor.untyped_storage(), 0, (4,))
     dist.all_reduce(tensor)

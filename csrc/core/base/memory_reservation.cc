@@ -251,7 +251,7 @@ Result<MemoryReservation> MemoryReservation::make(size_t bytes, const std::strin
       changed_ns = now;
     } else if (now - changed_ns > kStaleNs) {
       distrust().is_stale(others.path, others.bytes);
-      log_line(LogLevel::kWarn, "{}; they took none of it for a second, so it is ignored",
+      log_line(LogLevel::kWarn, "{}; they took none for a second, so their reservation is ignored",
                why.message());
     }
     std::this_thread::sleep_for(kPause * (1 + random_number() % 4));

@@ -91,7 +91,7 @@ Result<Settings> Settings::from_environment() {
   if (!parse_ports(settings.ports))
     return Status(Code::kInvalidArgument,
                   "DSCOMM_PORTS=" + settings.ports +
-                      ": expected two numbers from 1024 to 65535, as in 20000-20999");
+                      ": expected two ports from 1024 to 65535, lower first, as in 20000-20999");
   return settings;
 }
 

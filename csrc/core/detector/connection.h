@@ -86,7 +86,7 @@ class Connection {
   bool has_queued() const { return sent_ < outgoing_.size(); }
   // Sends what the socket accepts now. receive() reports errors.
   void flush();
-  // Bytes that are queued, here and in the kernel, until the other end's kernel has them.
+  // Bytes queued here or in this host's kernel that the other end's kernel has not acknowledged.
   size_t unsent() const;
 
   // Reads what has come, until some 64 KiB are buffered for next(); the kernel keeps the rest.

@@ -313,11 +313,11 @@ std::string Rendezvous::missing() const {
   }
   if (count == 0) return "";
   std::string text = not_here;
-  if (count > kNames) text += format_text(" and {} more", count - kNames);
   if (!not_here.empty())
     text += format_text(" to connect to {} at {}", name(request_.rank), listener_.endpoints());
   if (!silent.empty())
     text += format_text("{}{} to say where it listens", text.empty() ? "" : "; ", silent);
+  if (count > kNames) text += format_text(", and {} more ranks", count - kNames);
   return text + "; see whether they run, and let TCP through between the hosts";
 }
 

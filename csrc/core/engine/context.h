@@ -44,7 +44,7 @@ class Context {
 
   const Settings& settings() const { return settings_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  // Null if there is none, because of DSCOMM_POOL_BYTES=0 or a limit of this process.
+  // Null if DSCOMM_POOL_BYTES is 0 or TensorPool::create() has failed, as under `ulimit -v`.
   const std::shared_ptr<TensorPool>& pool() const { return pool_; }
   // The pool of the process's Context; also null before there is a Context. Thread-safe.
   static std::shared_ptr<TensorPool> process_pool();

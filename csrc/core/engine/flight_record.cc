@@ -270,8 +270,7 @@ Status FlightRecord::write_on_signal(FlightRecord* record) {
   struct sigaction before = {};
   if (::sigaction(SIGUSR2, nullptr, &before) != 0) return system_error("sigaction");
   if ((before.sa_flags & SA_SIGINFO) != 0 || before.sa_handler != SIG_DFL) {
-    log_line(LogLevel::kWarn,
-             "this program handles SIGUSR2 itself, so SIGUSR2 writes no flight record");
+    log_line(LogLevel::kWarn, "SIGUSR2 has a handler or is ignored, so it writes no flight record");
     return {};
   }
   const int wake = ::eventfd(0, EFD_CLOEXEC);

@@ -532,7 +532,7 @@ Status Group::gone(int global_rank) const {
   if (team_ == nullptr) return {};
   if (peers_[k] == nullptr) return transport_->detector().gone(transport_ranks_[k]);
   if (peers_[k]->alive()) return {};
-  const std::string name = format_text("rank {} ({})", global_rank, peers_[k]->describe());
+  const std::string name = format_text("global rank {} ({})", global_rank, peers_[k]->describe());
   const auto here = std::count_if(peers_.begin(), peers_.begin() + static_cast<ptrdiff_t>(k),
                                   [](const auto& peer) { return peer != nullptr; });
   if (of_host_ != nullptr && of_host_->has_left(static_cast<int>(here)))
@@ -584,7 +584,7 @@ Status Group::formed_without_this(const std::vector<int>& global_ranks, uint64_t
       if (formed.load(std::memory_order_acquire) == number)  // pairs with Context::note_formed()
         return make_status(Code::kMismatch,
                            "the ranks passed different members to it: global rank {} ({}) "
-                           "has formed it without global rank {}",
+                           "has formed it without global rank {}; pass the same list on every rank",
                            rank, peers_[k]->describe(), options_.rank);
     if (rank == global_ranks.front()) return {};
   }

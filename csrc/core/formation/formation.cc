@@ -354,14 +354,14 @@ class FormationRun {
         static_cast<size_t>(std::count(formation_.hosts.begin(), formation_.hosts.end(),
                                        formation_.hosts[static_cast<size_t>(request_.rank)]));
     const size_t bytes = ranks * (sizeof(Mailbox) + formation_.tuning.staging_bytes);
+    const int64_t spare_bytes = MemoryReservation::spare_bytes(bytes);
     const MemoryLimit limit = memory_limit();
-    if (static_cast<int64_t>(bytes) + MemoryReservation::spare_bytes(bytes) <=
-        limit.available_bytes)
-      return {};
+    if (static_cast<int64_t>(bytes) + spare_bytes <= limit.available_bytes) return {};
     return make_status(Code::kResource,
-                       "{} {} on this host need {} bytes of shared memory, but {} leaves {}, as {} "
-                       "found; give the job more memory or lower DSCOMM_STAGING_BYTES",
-                       ranks, ranks == 1 ? "rank" : "ranks", bytes, limit.source,
+                       "{} {} on this host need {} bytes of shared memory, and {} must stay free, "
+                       "but {} leaves {}, as {} found; give the job more memory or lower "
+                       "DSCOMM_STAGING_BYTES",
+                       ranks, ranks == 1 ? "rank" : "ranks", bytes, spare_bytes, limit.source,
                        limit.available_bytes, name_rank(request_.rank));
   }
 

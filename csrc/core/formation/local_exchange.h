@@ -75,7 +75,7 @@ class LocalLeader {
   const std::set<int>& awaited() const { return awaited_; }
   // Stops waiting for a rank that speaks for itself in the store, unless it was sent kTaken.
   void stop_awaiting(int rank);
-  // How often a member has confirmed or stop_awaiting() has excused a rank.
+  // Grows whenever entries() or awaited() change, so that a caller need not compare them.
   uint64_t changes() const { return changes_; }
 
   // From now on, reports on an earlier table do not count.

@@ -579,7 +579,7 @@ Result<Modex::Table> Modex::follow() {
       const std::string who = missing();
       reason =
           make_status(Code::kTimeout, "timed out after {} waiting for {}", deadline_.timeout_text(),
-                      who.empty() ? "rank 0, which has stopped or ended" : who);
+                      who.empty() ? "rank 0, which does not answer; see whether it runs" : who);
       // If rank 0 arrives later, it fails at once instead of waiting for this rank.
       static_cast<void>(put(make_status(Code::kTimeout, "rank {} has already given up: {}",
                                         request_.rank, reason.message())));

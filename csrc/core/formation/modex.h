@@ -119,7 +119,6 @@ class Modex {
   std::string id_text() const;
   static std::string pack(const Entry& entry);
   static bool unpack(std::string_view bytes, Entry* entry);
-  Status error(const std::string& text) const;
   Status put(const Status& cause);
   Status set(const Status& cause);
   Status put_if_due();

@@ -87,7 +87,8 @@ std::optional<Status> can_never_complete(bool sending, int peer, int self,
   }
   const std::string text = what + "no other rank is left that could send it: " +
                            list_gone(self, members, name, departure);
-  if (!some_died) return Status(Code::kPeerLeft, text);
+  if (!some_died)
+    return Status(Code::kPeerLeft, text + "; see their output; every receive needs its send");
   return Status(Code::kPeerDied,
                 text +
                     "; look for the dead rank's own error, a signal or the out-of-memory killer in "

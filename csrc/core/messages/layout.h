@@ -24,9 +24,9 @@ inline constexpr size_t kCellDataBytes = kLinePairBytes - sizeof(uint64_t) - siz
 
 struct alignas(kLinePairBytes) Cell {
   // How many cells the owner has filled, this one included; the receiver waits for the next number.
-  // seq_cst exchange by the owner, after header and data, or release store if the next cell follows
-  // at once; seq_cst loads by the receiver. Dekker pair with the receiver's
-  // ArenaHeader::doorbell_sleepers; a fence after the last cell of a run covers the earlier ones.
+  // Stored after header and data: by a release store if the next cell follows at once, else by a
+  // seq_cst exchange, with a fence after it if such stores came before. Seq_cst loads by the
+  // receiver. Dekker pair with the receiver's ArenaHeader::doorbell_sleepers.
   std::atomic<uint64_t> number;
   // Not atomic: written before `number` and read after it. Once the receiver has given the cell
   // back, the owner may overwrite bytes of it at any time, to prefetch its cache lines for

@@ -19,7 +19,7 @@ constexpr int kMostCellsInTurn = 2 * kRingCells;
 // ranks on each of 2 hosts, 2 cores: 50 us if always polled, 20 to 35 us at this interval).
 constexpr int64_t kAskOthersEveryNs = 100'000;
 
-// A held message counts as this much more than its data, to limit empty messages, too.
+// Added to the bytes of each held message, so that DSCOMM_UNEXPECTED_BYTES limits empty ones, too.
 constexpr uint64_t kMessageOverheadBytes = 256;
 
 // The most bytes of an in-place message that one progress() copies: then others get their turn.

@@ -143,7 +143,7 @@ Status BoundedStore::run(const char* what, const std::string& key, const Deadlin
                       "timed out: the store through which ranks meet did not answer within {} "
                       "({} key '{}'); check that the process that serves the store is running, and "
                       "that its host can be reached",
-                      deadline_.timeout_text(), what, key);
+                      bound.timeout_text(), what, key);
   return lost_;
 }
 

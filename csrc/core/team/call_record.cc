@@ -84,7 +84,7 @@ std::string describe_call(const CallRecord& call) {
   text += format_text("({}[{}]", dtype_name(static_cast<DType>(call.dtype)),
                       call.count != 0 ? call.count : call.own_count);
   if (call.op != 255) text += format_text(", {}", reduce_op_name(static_cast<ReduceOp>(call.op)));
-  if (call.factor != 1.0) text += format_text(", factor {:f}", call.factor);
+  if (call.factor != 1.0) text += format_text(", factor {}", call.factor);
   if (call.root >= 0) text += format_text(", root {}", call.root);
   text += ")";
   if (call.part_count != 1)

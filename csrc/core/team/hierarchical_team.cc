@@ -137,8 +137,7 @@ Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
     buffer.bytes = buffer.memory == nullptr ? 0 : bytes;
     if (buffer.memory == nullptr)
       return make_status(Code::kResource,
-                         "rank {} cannot allocate {} bytes for staging; free memory on its host",
-                         rank_, bytes);
+                         "a rank's host lacks {} bytes for staging; free memory there", bytes);
   }
   return buffer.memory.get();
 }

@@ -177,8 +177,8 @@ class MpichStart final : public MpiStart {
     networks_ = only_ipv4(networks_);
     if (!had_any || !networks_.empty() || !environment_value("FI_TCP_IFACE").empty()) return {};
     return Status(Code::kUnsupported,
-                  "MPICH's connections over TCP need IPv4, and the hosts have only IPv6; use Open "
-                  "MPI (DSCOMM_MPI=openmpi)");
+                  "MPICH's connections over TCP need IPv4, and the networks chosen have only IPv6; "
+                  "name others in DSCOMM_IFNAME, or use Open MPI (DSCOMM_MPI=openmpi)");
   }
 
   std::shared_ptr<PmiServer> server_;

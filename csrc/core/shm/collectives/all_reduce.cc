@@ -2,9 +2,9 @@
 //
 //   tiny      the data travels in the slot, beside the sequence number: one hand-over;
 //   one shot  each rank stages all its data, reads all the others' and reduces;
-//   chunked   reduce-scatter and all-gather, chunk by chunk: each rank reduces its slice of a chunk
-//             from all ranks' staging, publishes the result, and gathers the others' slices of the
-//             previous chunk, while the next chunk has already been staged.
+//   chunked   reduce-scatter and all-gather, chunk by chunk: each rank stages the next chunk,
+//             reduces its slice of this one from all ranks' staging, posts the result, and then
+//             gathers the others' slices of the previous chunk.
 //
 // All ranks choose the same form: by the size, the number of ranks and the settings of rank 0.
 // Staged data needs no closing barrier: a buffer is reused once its readers have acknowledged it.

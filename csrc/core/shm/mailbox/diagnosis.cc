@@ -161,13 +161,11 @@ Status Mailboxes::ask_until(const std::function<bool()>& is_there, const std::st
       if (member == rank()) continue;
       const MemberState member_state = members_.member_state(member);
       // Checks for the departure first: data that the member published before it left counts.
-      if (member_state != MemberState::kPresent && !members_.has_posted(member))
-        return fail(
-            member_state == MemberState::kLeft ? Code::kPeerLeft : Code::kPeerDied,
-            format_text("{} {} before it made this call; look for its own error in its output",
-                        name_member(member),
-                        member_state == MemberState::kLeft ? members_.departure(member).how()
-                                                           : "died or exited"));
+      if (member_state != MemberState::kPresent && !members_.has_posted(member)) {
+        const std::string before = " before it made this call";
+        const Status gone = members_.gone(member, member_state, before, before);
+        return fail(gone.code(), gone.message());
+      }
       const uint64_t done =
           members_.views[member]->done.load(std::memory_order_acquire);  // pairs with end()
       if (is_expired && done < phase_word(sequence(), 0))
