@@ -31,8 +31,10 @@ TEST(ThreadTeam, MismatchedCallsFailOnAllRanks) { check_disagreements(3, threads
 
 TEST(ThreadTeam, TimeoutNamesTheMissingRank) {
   threads(3)([](Team& team) {
+    // All threads run by then: a thread takes longer to start than the next barrier waits.
+    ASSERT_TRUE(team.barrier({Deadline::after(std::chrono::seconds(60))}).ok());
     if (team.rank() == 1) return;
-    Status status = team.barrier({Deadline::after(std::chrono::milliseconds(50))});
+    Status status = team.barrier({Deadline::after(std::chrono::milliseconds(500))});
     EXPECT_EQ(status.code(), Code::kTimeout);
     EXPECT_NE(status.message().find("for 1:"), std::string::npos) << status.message();
   });
