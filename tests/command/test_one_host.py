@@ -191,7 +191,7 @@ def test_failing_or_hanging_competitor_is_reported(near: None) -> None:
     assert run.failure == "took too long: no word"
 
 
-def test_row_state_is_that_of_rank_or_else_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_state_is_that_shown_by_its_own_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else that of the whole run."""
     monkeypatch.setattr(runs, "probe", lambda program, cpus: 50.0)
     whole, own = '{"row": 1}', '{"row": 2, "before_ns": 200, "after_ns": 220}'
@@ -278,7 +278,7 @@ def run_of(peer: str, state: str, median: float, **more: Any) -> runs.Run:
     return runs.Run(peer, "all_reduce", 2, "float32", [row], **more)
 
 
-def test_row_is_median_of_runs_in_same_state() -> None:
+def test_row_is_median_of_good_runs_of_one_competitor_and_state() -> None:
     found = rows_of(
         [
             *(run_of("a", "near", time) for time in (3, 1, 2)),
@@ -299,7 +299,7 @@ def row(peer: str, size: int, time: float, ranks: int = 2) -> Row:
     return Row(peer, "all_reduce", "float32", size, ranks, "tight", "near", time, time, 1, 0)
 
 
-def test_best_competitor_is_not_dscomm() -> None:
+def test_best_competitor_is_never_dscomm_itself() -> None:
     rows = [row("dscomm", 8, 0.5), row("dscomm direct", 8, 0.1), row("a", 8, 1), row("b", 8, 2),
             row("dscomm", 64, 4), row("a", 64, 9), row("b", 64, 2),
             row("a", 512, 1), row("dscomm", 4096, 1)]  # fmt: skip
@@ -332,7 +332,7 @@ def test_before_flag_also_measures_given_checkout(
     assert "dscomm: now/before " in capsys.readouterr().out
 
 
-def test_pair_is_slower_only_if_runs_do_not_overlap() -> None:
+def test_row_counts_as_slower_than_before_only_if_times_do_not_overlap() -> None:
     def of_runs(peer: str, *times: float) -> list[runs.Run]:
         return [run_of(peer, "near", time) for time in times]
 

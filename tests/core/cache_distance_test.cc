@@ -16,7 +16,7 @@ TEST(CacheDistance, NewDistanceIsNeitherFarNorSameCore) {
   EXPECT_FALSE(distance.is_same_core());
 }
 
-TEST(CacheDistance, TwoFarLoadsInARowChangeTheState) {
+TEST(CacheDistance, TwoFarLoadsInARowMakeItFar) {
   CacheDistance distance(2);
   distance.add(1, 120);
   EXPECT_FALSE(distance.is_far());
@@ -24,7 +24,7 @@ TEST(CacheDistance, TwoFarLoadsInARowChangeTheState) {
   EXPECT_TRUE(distance.is_far());
 }
 
-TEST(CacheDistance, OneInterruptedLoadDoesNotChangeTheState) {
+TEST(CacheDistance, OneInterruptedLoadDoesNotMakeItFar) {
   CacheDistance distance(2);
   for (int i = 0; i < 100; ++i) {
     add(distance, 1, 25);
@@ -33,7 +33,7 @@ TEST(CacheDistance, OneInterruptedLoadDoesNotChangeTheState) {
   }
 }
 
-TEST(CacheDistance, LoadsAfterMigrationChangeTheState) {
+TEST(CacheDistance, DistanceFollowsLoadsAfterMigration) {
   CacheDistance distance(2);
   for (int i = 0; i < 3; ++i) {
     add(distance, 1, 120);

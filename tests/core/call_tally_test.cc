@@ -26,7 +26,7 @@ TEST(CallTally, SummaryGivesCallsAndSizesOfEachAlgorithm) {
   EXPECT_EQ(tally.summary(Collective::kGather), "");
 }
 
-TEST(CallTally, MakeBelowDebugLevelReturnsNull) {
+TEST(CallTally, TallyIsMadeOnlyAtDebugLevel) {
   EXPECT_EQ(CallTally::make("0", "a team"), nullptr);
   set_log_level("debug");
   EXPECT_NE(CallTally::make("0", "a team"), nullptr);

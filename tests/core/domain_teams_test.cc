@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Domains, Division,
                                            DomainList{{0, 1}, {2, 3, 4}, {5}}));
 
 // A rank that has its Teams has published everything that the others need.
-TEST(DomainTeams, FormationSucceedsIfFinishedRankDies) {
+TEST(DomainTeams, FormationSucceedsIfRankDiesAfterItsPart) {
   for (int round = 0; round < 20; ++round) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;

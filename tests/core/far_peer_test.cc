@@ -149,14 +149,14 @@ TEST_F(FarPeerTest, ReceiveWithQuietSocketsSleepsLong) {
 }
 
 // A poll costs system calls; polling in more than half of the passes would cost too much.
-TEST_F(FarPeerTest, ReceiveFromNearPeerPollsFarPeerInSomePasses) {
+TEST_F(FarPeerTest, ReceiveFromLocalPeerPollsRemotePeerSometimes) {
   const uint64_t asked = questions_of_receive_in_second_group(false);
   EXPECT_GE(asked, 1);
   EXPECT_LE(asked, kSpins / 2);
 }
 
 // Also in a group that has another endpoint for the same peer.
-TEST_F(FarPeerTest, ReceiveFromFarPeerPollsThatPeerInEveryPass) {
+TEST_F(FarPeerTest, ReceiveFromRemotePeerPollsItInEveryPass) {
   EXPECT_GE(questions_of_receive_in_second_group(true), kSpins);
 }
 

@@ -108,7 +108,7 @@ void compare(SimulatedNetwork& network, int rank, bool always = false) {
   network.run(kNever);
 }
 
-TEST(Flooding, CompareCallsWithSameCallsEndsNoTeam) {
+TEST(Flooding, ComparisonOfEqualCallsEndsNoTeam) {
   SimulatedNetwork network(3, 2, kHopUs, kHandleUs);
   for (uint64_t number = 1; number <= 40; ++number)
     for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(1, number));
@@ -136,7 +136,7 @@ TEST(Flooding, CompareCallsReportsFirstDifferenceToAllRanks) {
   }
 }
 
-TEST(Flooding, LateDifferentCallAfterCompareCallsEndsTeam) {
+TEST(Flooding, DifferentCallMadeAfterComparisonEndsTeam) {
   for (const bool is_first_call : {true, false}) {
     SimulatedNetwork network(2, 4, kHopUs, kHandleUs);
     for (int rank = 0; rank < network.size() && !is_first_call; ++rank)

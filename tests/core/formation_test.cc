@@ -281,7 +281,7 @@ TEST_P(FormationOf, FormationSucceedsInStoreOfCrashedWorldOfOtherSize) {
 }
 
 // No successor follows.
-TEST_P(FormationOf, CrashInThisAttemptNamesTheRank) {
+TEST_P(FormationOf, ErrorNamesRankThatCrashedAfterItsEntry) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   crash(store, registry, 1, 2);

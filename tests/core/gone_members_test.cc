@@ -57,7 +57,7 @@ TEST(GoneMembers, SendFailsOnceDestinationIsGone) {
   EXPECT_EQ(ask(true, 1, {kLives, kLeftUnread})->code(), Code::kPeerLeft);
 }
 
-TEST(GoneMembers, AnySourceReceiveFailsOnceNoSenderIsLeft) {
+TEST(GoneMembers, AnySourceReceiveFailsOnceNoSenderRemains) {
   EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLives}).has_value());
   EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLeftUnread}).has_value());
   EXPECT_FALSE(ask(false, -1, {kLives, kDiedUnread, kLeft}).has_value());

@@ -139,7 +139,7 @@ TEST(HierarchicalTeam, SumIsComputedByDomainThenRank) {
 }
 
 // bfloat16 cannot hold 257: if the first domain rounds, the sum of 256 and 1 is 256 again.
-TEST(HierarchicalTeam, HalvesSentAsFloat32AreRoundedOnce) {
+TEST(HierarchicalTeam, SumOfBFloat16SentAsFloat32IsRoundedOnce) {
   const uint16_t values[4] = {0x4380, 0x3f80, 0x3f80, 0x0000};  // 256, 1, 1, 0
   auto reduced = [&](ReduceOp op, bool halves_as_float32) {
     HierarchyOptions options;

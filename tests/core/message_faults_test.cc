@@ -79,15 +79,15 @@ TEST(MessageFaults, MessagesOfADeadRankSurviveTheEndOfAnotherGroup) {
   expect_last_messages_survive(1);
 }
 
-TEST(MessageFaults, MessagesOfADeadRankSurviveTheEndOfAnotherGroupAfterManyCells) {
+TEST(MessageFaults, MessagesOfADeadRankSurviveTheEndOfAMuchUsedGroup) {
   expect_last_messages_survive(100);
 }
 
-TEST(MessageFaults, MessagesOfADeadRankSurviveInAGroupThatWasNeverUsed) {
+TEST(MessageFaults, MessagesOfADeadRankSurviveTheEndOfAnUnusedGroup) {
   expect_last_messages_survive(0);
 }
 
-TEST(MessageFaults, ArrivedMessagesOfDeadRankAreReceivedOnce) {
+TEST(MessageFaults, BufferedMessagesOfADeadRankSurviveTheEndOfAnotherGroup) {
   expect_last_messages_survive(0, 1);
 }
 

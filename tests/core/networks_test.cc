@@ -77,7 +77,7 @@ TEST(Networks, IPv6NetworksAreListedAfterIPv4) {
   EXPECT_EQ(common_networks({on_host(0, {"fd77::1/64"}), on_host(1, {"fd77::1/64"})}), Texts{});
 }
 
-TEST(Networks, EndpointTextRoundTrips) {
+TEST(Networks, EndpointsOfIPv4AndIPv6AreWrittenAndRecognised) {
   EXPECT_EQ(endpoint_text("10.0.0.1", 4444), "10.0.0.1:4444");
   EXPECT_EQ(endpoint_text("fd77::1", 4444), "[fd77::1]:4444");
   EXPECT_TRUE(is_endpoint_at("10.0.0.1:4444", "10.0.0.1"));

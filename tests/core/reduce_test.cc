@@ -418,7 +418,7 @@ bool same_double(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 
-TEST(Reduce, EveryHalfConvertsToFloatExactly) {
+TEST(Reduce, Every16BitFloatConvertsToFloat32Exactly) {
   for (const Half& half : kHalves) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       const auto element = static_cast<uint16_t>(bits);
@@ -434,7 +434,7 @@ TEST(Reduce, EveryHalfConvertsToFloatExactly) {
   }
 }
 
-TEST(Reduce, FloatsAreRoundedToTheNearestHalf) {
+TEST(Reduce, FloatsAreRoundedToTheNearest16BitFloat) {
   for (const Half& half : kHalves) {
     const auto check = [&](float value) {
       const uint16_t rounded = half.from_float(value);
@@ -468,7 +468,7 @@ TEST(Reduce, FloatsAreRoundedToTheNearestHalf) {
 // All 65,536 elements, in vectors of any length, on every instruction set. A sum or product of two
 // floats computed in double and rounded to float equals float arithmetic; an element times one is
 // the element itself.
-TEST(Reduce, KernelsReadAndWriteEveryHalf) {
+TEST(Reduce, KernelsAddAndMultiplyEvery16BitFloat) {
   std::mt19937_64 random(4);
   for (const Half& half : kHalves) {
     std::vector<uint16_t> every(0x10000);
@@ -535,7 +535,7 @@ TEST(Reduce, FloatsAreReducedInSourceOrderAndRoundedAtEveryStep) {
   }
 }
 
-TEST(Reduce, HalvesAccumulateInFloatAndAreRoundedOnce) {
+TEST(Reduce, SumsOf16BitFloatsAccumulateInFloat32AndAreRoundedOnce) {
   for (const Half& half : kHalves) {
     // Two ones are between `large` and its neighbour: rounding at every step would lose both.
     const float large = std::ldexp(1.0f, half.fraction_bits + 1);

@@ -58,7 +58,7 @@ RunRanks pooled_ranks(int ranks, double share) {
   };
 }
 
-TEST_P(ShmTeamRanks, EveryCollectiveReadInPlace) {
+TEST_P(ShmTeamRanks, EveryCollectiveWithTensorsReadInPlace) {
   ReferenceOptions options;
   options.counts = {0, 1, 13, 1100, 5000};
   options.dtypes = {DType::kFloat32, DType::kInt16, DType::kComplex128};
@@ -66,10 +66,10 @@ TEST_P(ShmTeamRanks, EveryCollectiveReadInPlace) {
   options.dtypes = {DType::kBFloat16, DType::kInt64, DType::kUInt8};
   check_every_collective(GetParam(), pooled_ranks(GetParam(), 0.5), options);
 }
-TEST_P(ShmTeamRanks, ResultsReadInPlaceAreBitIdenticalOnAllRanks) {
+TEST_P(ShmTeamRanks, ResultsOfTensorsReadInPlaceAreBitIdenticalOnAllRanks) {
   check_same_bits(GetParam(), pooled_ranks(GetParam(), 0.5));
 }
-TEST_P(ShmTeamRanks, MismatchedCallsReadInPlaceFailOnAllRanks) {
+TEST_P(ShmTeamRanks, MismatchedCallsWithTensorsReadInPlaceFailOnAllRanks) {
   check_disagreements(GetParam(), pooled_ranks(GetParam(), 0.5));
 }
 
@@ -816,7 +816,7 @@ void broadcast_ahead(int groups, int calls, size_t bytes,
 }
 
 // Four calls: a fifth one in a group's ring waits for the readers of its first.
-TEST(StagingMemory, SmallCallsBeforeLateReaderUseLittleMemory) {
+TEST(StagingMemory, SmallCallsThatOutrunAReaderUseLittleMemory) {
   std::atomic<bool> is_done{false};
   broadcast_ahead(
       40, 4, 1024,
@@ -962,7 +962,7 @@ TEST(Arena, LendServesOldestTicketFirst) {
 
 // Two ranks of one process: the memory of the other one for the same call, or a later one, is
 // returned only after this call.
-TEST(Arena, MemoryLentToTheSameCallIsNotExpectedBack) {
+TEST(Arena, TicketAwaitsOnlyMemoryOfEarlierCallsAndOtherGroups) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t same = arena->lend(1 << 20, {1, 7}).value();
   ASSERT_TRUE(arena->lend(1 << 20, {1, 8}).ok());
@@ -984,7 +984,7 @@ TEST(Arena, MemoryLentToTheSameCallIsNotExpectedBack) {
 
 // Two ranks of one process: each holds memory for a call that the other one has not made yet,
 // because it waits in another group.
-TEST(Arena, MemoryOfCallQueuedBehindTicketIsNotExpectedBack) {
+TEST(Arena, TicketDoesNotAwaitMemoryOfCallQueuedBehindIt) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   ASSERT_TRUE(arena->lend(10 << 20, {2, 7}).ok());
   const Arena::Ticket ticket(*arena, {1, 7});
@@ -999,7 +999,7 @@ TEST(Arena, MemoryOfCallQueuedBehindTicketIsNotExpectedBack) {
   EXPECT_TRUE(arena->may_lend_later(ticket));
 }
 
-TEST(StagingMemory, CallFailsAtOnceInArenaFilledByTheSameCall) {
+TEST(StagingMemory, CallFailsAtOnceIfOtherRankOfProcessHoldsMemoryForSameCall) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   RankParty process(registry, tight_settings());  // of both ranks

@@ -98,7 +98,7 @@ void await(Store& store, const std::string& what) {
   EXPECT_TRUE(store.get(what, Deadline::after(kPatience)).ok()) << what;
 }
 
-TEST(TcpFailureDetector, SingleMemberReadsItsOwnFailure) {
+TEST(TcpFailureDetector, SingleMemberReadsFailureThatItReported) {
   run_members(1, [](DetectorPtr& detector, int) {
     detector->end(7, Status(Code::kTimeout, "late"));
     expect_says(detector->ended(7), Code::kTimeout, "late");
@@ -832,7 +832,7 @@ void start_long_leave(Processes& processes, uint64_t ends,
 
 // A goodbye takes longer than a second, because the other member runs only now and then, each time
 // until it has read something.
-TEST(TcpFailureDetectorProcesses, LeaveToSlowReaderSendsLeaveNotice) {
+TEST(TcpFailureDetectorProcesses, LeaveNoticeReachesSlowReader) {
   static constexpr uint64_t kEnds = 6000;  // several times what the connection holds
   constexpr int kTimes = 4;
   Processes processes;

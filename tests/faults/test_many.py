@@ -92,7 +92,7 @@ def _latency(world: World) -> list[float]:
 
 @pytest.mark.drill
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
-def test_latency_of_eight_bytes(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latency_of_eight_bytes_is_printed(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Only printed: on a loaded machine it proves nothing."""
     with Job(ranks, _latency, limit_s=300) as job:
         times_s = sorted(job.results()[0])

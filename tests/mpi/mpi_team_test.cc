@@ -98,7 +98,7 @@ TEST(MpiTeam, EveryCollectiveWithPairwiseExchange) {
 }
 
 // 256 + 1 + 1 in bfloat16, which lacks 257, is 256 if each sum is rounded.
-TEST(MpiTeam, HalvesInPairwiseExchangeAreRoundedOnce) {
+TEST(MpiTeam, SumOfBFloat16ByPairsIsRoundedOnce) {
   MpiTeamOptions options = by_pairs();
   options.halves_as_float32 = false;
   on_every_rank(mpi_team(options))([](Team& team) {
@@ -290,7 +290,7 @@ TEST(MpiTeam, CollectivesWithIdleRanksMatchReference) {
 }
 
 // Halves that travel as halves are rounded once per hop: exact if nothing needs rounding.
-TEST(MpiTeam, HalvesSentAsHalvesAreExactIfRepresentable) {
+TEST(MpiTeam, BFloat16SentAsBFloat16IsExactIfNothingNeedsRounding) {
   on_every_rank(mpi_team())([](Team& team) {
     for (size_t count : {size_t{5}, size_t{1000}, size_t{100'000}}) {
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kPremulSum}) {
@@ -702,7 +702,7 @@ TEST(MpiTeam, BarrierNamesUnhandledExceptionOfOtherRank) {
 }
 
 // A rank in the gather root's domain dies while the others send, piece by piece.
-TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
+TEST(MpiTeam, GatherCompletesDespiteDeathOfUninvolvedRank) {
   if (Job::get().size() < 3) return;  // with two ranks both take part
   on_every_rank(mpi_team(exact(4)))([](Team& team) {
     Job& job = Job::get();
@@ -738,7 +738,7 @@ TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
 }
 
 // The parent team asks it meanwhile, also for ranks that the call does not need.
-TEST(MpiTeam, DeathOfUninvolvedRankIsVisibleDuringExchange) {
+TEST(MpiTeam, DeathOfUninvolvedRankIsVisibleDuringGather) {
   if (Job::get().size() < 3) return;  // with two ranks both take part
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -773,7 +773,7 @@ TEST(MpiTeam, DeathOfUninvolvedRankIsVisibleDuringExchange) {
 }
 
 // The root of a gather, or a receiver of a scatter, comes after its senders have left.
-TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
+TEST(MpiTeam, GatherAndScatterCompleteAfterSendersLeft) {
   for (const bool gathers : {true, false})
     on_every_rank(mpi_team())([gathers](Team& team) {
       Job& job = Job::get();
@@ -809,7 +809,7 @@ TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
 }
 
 // A rank that left after its part of the call is not the one that the root waits for.
-TEST(MpiTeam, CallWithLateRankAfterOtherRankLeftCompletes) {
+TEST(MpiTeam, ReduceAndGatherAwaitLateRankAfterOtherRankLeft) {
   if (Job::get().size() < 3) return;  // with two ranks nobody else can leave
   for (const bool reduces : {true, false})
     on_every_rank(mpi_team())([reduces](Team& team) {
@@ -834,7 +834,7 @@ TEST(MpiTeam, CallWithLateRankAfterOtherRankLeftCompletes) {
     });
 }
 
-TEST(MpiTeam, ReduceAfterOtherRankLeftNamesRankEndedByException) {
+TEST(MpiTeam, ReduceNamesRankEndedByExceptionAlthoughAnotherLeft) {
   if (Job::get().size() < 3) return;  // with two ranks nobody else can leave
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -1288,10 +1288,10 @@ void survive_a_death(bool is_told) {
   _exit(::testing::Test::HasFailure() ? 1 : 0);
 }
 TEST(MpiTeamAlone, DeathWithNoticeEndsWait) { survive_a_death(true); }
-TEST(MpiTeamAlone, DeathWithoutNoticeEndsAtDeadline) { survive_a_death(false); }
+TEST(MpiTeamAlone, DeathWithoutNoticeEndsWaitAtTimeout) { survive_a_death(false); }
 
 // More elements than an int can count: gigabytes, so only on request.
-TEST(MpiTeamAlone, CallsOfMoreElementsThanAnIntSucceed) {
+TEST(MpiTeamAlone, CallsOfMoreThanIntMaxElementsSucceed) {
   const size_t count = (size_t{1} << 31) + 5;
   std::unique_ptr<MpiTeam> team = Job::get().make_team();
   std::vector<uint8_t> data(count, 1);

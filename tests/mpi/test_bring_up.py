@@ -187,7 +187,7 @@ def test_mpi_starts_on_hosts_with_equal_or_unusual_names(make_job: Callable[[str
     assert job.codes() == [0, 0, 0], job.report()
 
 
-def test_shared_files_are_in_private_folders(make_job: Callable[[str], Job]) -> None:
+def test_files_of_mpi_are_in_folders_of_dscomm_pmix(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(hold="go")
     job.wait_for("sum right")
@@ -201,7 +201,7 @@ def test_shared_files_are_in_private_folders(make_job: Callable[[str], Job]) -> 
     job.nothing_left()
 
 
-def test_user_settings_are_kept(make_job: Callable[[str], Job]) -> None:
+def test_shared_memory_folder_set_by_user_is_kept(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0")
     chosen = job.folder / "chosen"
     chosen.mkdir()
@@ -267,7 +267,9 @@ def test_pmix_server_keeps_no_descriptor_of_a_rank(make_job: Callable[[str], Job
         *(pytest.param(victims, marks=pytest.mark.drill) for victims in ([1], [2], [0, 1])),
     ],
 )
-def test_killed_ranks_leave_nothing(make_job: Callable[[str], Job], victims: list[int]) -> None:
+def test_killed_ranks_leave_no_pmix_server_or_folder_of_it(
+    make_job: Callable[[str], Job], victims: list[int]
+) -> None:
     job = make_job("0,0,1,1")
     job.start_all(hold="go")
     job.wait_for("sum right")
@@ -523,7 +525,9 @@ def helper_in_mpi_init(job: Job, host: int) -> int:
     return next(pid for pid in job.helper_pids if serves(pid, job.ranks[2 * host].pid))
 
 
-def test_pmix_server_that_does_not_start_is_named_by_all(make_job: Callable[[str], Job]) -> None:
+def test_errors_of_all_ranks_name_a_pmix_server_that_never_answers(
+    make_job: Callable[[str], Job],
+) -> None:
     job = make_job("0,1")
     helper = job.folder / "dscomm-pmix"
     helper.write_text("#!/bin/sh\nkill -STOP $$\n")

@@ -113,7 +113,7 @@ def test_editable_install_works_and_uninstalls(
 
 @pytest.mark.timeout(900)
 @with_pip_for_wheels
-def test_wheel_installs_and_runs_elsewhere(
+def test_wheel_runs_outside_source_tree_and_uninstalls(
     pip_environment: Environment, outer_packages: Path, tmp_path: Path, isolation: str
 ) -> None:
     options = [] if isolation == "isolated" else ["--no-build-isolation"]
@@ -168,7 +168,7 @@ def configure(source_tree: Path, build: Path, *options: str) -> subprocess.Compl
     )  # fmt: skip
 
 
-def test_build_without_mpi_headers_is_complete(source_tree: Path, tmp_path: Path) -> None:
+def test_configuring_without_mpi_headers_leaves_mpi_out(source_tree: Path, tmp_path: Path) -> None:
     blind = tmp_path / "pkg-config"
     blind.write_text('#!/bin/sh\ncase "$*" in *ompi*) exit 1 ;; esac\nexec pkg-config "$@"\n')
     blind.chmod(0o755)
@@ -186,7 +186,7 @@ def test_build_without_mpi_headers_is_complete(source_tree: Path, tmp_path: Path
     assert "libopenmpi-dev" in result.stderr
 
 
-def test_pybind11_of_torch_is_searched_first(source_tree: Path, tmp_path: Path) -> None:
+def test_compiler_searches_pybind11_of_torch_first(source_tree: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     result = configure(source_tree, tmp_path / "build", f"-DCMAKE_CXX_FLAGS=-isystem {other}")
     assert result.returncode == 0, result.stderr

@@ -102,7 +102,7 @@ def test_wheel_lists_its_requirements_and_is_small(wheel: Path) -> None:
     assert not any(name.startswith(("libtorch", "libc10", "libmpi", "libpmix")) for name in names)
 
 
-def test_library_paths_of_the_wheel_name_no_build_folder(wheel: Path, tmp_path: Path) -> None:
+def test_rpaths_in_the_wheel_name_no_build_folder(wheel: Path, tmp_path: Path) -> None:
     ZipFile(wheel).extractall(tmp_path)
     checked = 0
     for file in tmp_path.rglob("*"):

@@ -411,12 +411,12 @@ def _coalesced_overlap_case(world: World, backend: str) -> None:
 
 
 @needs_torch_2
-def test_overlapping_coalesced_tensors_read_values_before_the_call() -> None:
+def test_overlapping_coalesced_tensors_are_read_as_before_the_call() -> None:
     run_fresh(2, _coalesced_overlap_case, "dscomm")
 
 
 @needs_torch_2
-def test_overlapping_coalesced_tensors_over_gloo_read_values_before_the_call() -> None:
+def test_gloo_reads_overlapping_coalesced_tensors_as_before_the_call() -> None:
     """gloo gives the results that the case above expects."""
     run_fresh(2, _coalesced_overlap_case, "gloo")
 

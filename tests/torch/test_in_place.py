@@ -119,7 +119,7 @@ def _same_bits_case(world: World, dtype: torch.dtype) -> None:
 @needs_torch_2
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_results_read_in_place_are_bit_identical(
+def test_results_of_in_place_reads_match_staged_ones_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtype
 ) -> None:
     monkeypatch.setenv("DSCOMM_IN_PLACE_BYTES", "0")
@@ -194,7 +194,7 @@ def _keywords_case(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_empty_with_torch_keywords_makes_the_same_tensors() -> None:
+def test_empty_and_empty_like_with_keywords_match_those_of_torch() -> None:
     run_fresh(2, _keywords_case)
 
 

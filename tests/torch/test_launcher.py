@@ -121,7 +121,7 @@ def test_mpi_url_with_incomplete_variables_names_what_is_missing(
         ({"MASTER_PORT": "12a"}, "mpi://", "MASTER_PORT must be a whole number, not '12a'"),
     ],
 )
-def test_mpi_url_names_number_that_is_none(
+def test_mpi_url_error_names_value_that_is_no_whole_number(
     environment: dict[str, str], url: str, said: str
 ) -> None:
     failed = init(ONE_TASK | environment, url)

@@ -87,7 +87,7 @@ def test_large_messages_in_both_directions_do_not_deadlock(ranks: RankSets) -> N
     ranks(2).run(crossing_case)
 
 
-def test_messages_beside_collectives(ranks: RankSets) -> None:
+def test_waiting_receive_does_not_delay_collectives(ranks: RankSets) -> None:
     ranks(2).run(beside_collectives_case)
 
 

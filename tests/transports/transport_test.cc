@@ -145,7 +145,7 @@ class TwoHosts {
   int groups_ = 0;
 };
 
-TEST(LoadTransport, UnavailableTransportNamesTheInstallation) {
+TEST(LoadTransport, ErrorOfUnavailableTransportSaysWhatToInstall) {
   const std::filesystem::path base =
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("libdscomm_absent");
   const auto file = [&](const char* suffix) { return base.string() + suffix; };
