@@ -77,7 +77,7 @@ def all_reduce_times(
     )
     for name, all_reduce in contenders.items():
         if tensors[name].any():
-            raise RuntimeError(f"defect of {name}: sum of zeros is not 0 on rank {dist.get_rank()}")
+            raise RuntimeError(f"{name}: wrong sum of {size} zero bytes on rank {dist.get_rank()}")
         _check(name, all_reduce, size)
     return medians
 

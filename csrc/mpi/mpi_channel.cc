@@ -14,7 +14,7 @@
 namespace dscomm {
 namespace {
 
-// Asking for a few hundred channels in a row takes less than this, so one probe of MPI is enough.
+// How long ask() reuses an empty probe; asking for a few hundred ranks in a row takes less time.
 constexpr int64_t kPassNs = 10'000;
 
 // With MPI's header, the longest cell stays below the 64 KiB that Open MPI sends eagerly over TCP.

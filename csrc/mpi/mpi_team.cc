@@ -181,8 +181,8 @@ Status MpiTeam::begin_one_way(size_t count, const HeaderRoute& way, const CallOp
 }
 
 Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
-  // A rank may finish this call and then end the Team before this rank begins the call. Others may
-  // still need this rank's part, so only an end in this call or an earlier one counts.
+  // Ignores the abort of a rank that has finished this call: others may still need this rank's
+  // part. See Team::failure_in().
   if (!failure_in(options.parent_call != nullptr ? options.parent_call->number() : sequence_ + 1)
            .ok())
     return failure();

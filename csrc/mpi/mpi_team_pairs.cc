@@ -52,8 +52,8 @@ class PartialResult {
 
 }  // namespace
 
-// Not for two ranks: a pass (see Order) then has one step, so several passes are in flight at once,
-// and an all-reduce would send the result of a piece before the piece is reduced.
+// Not for two ranks: a pass (see Order) is then one round. The rounds in flight would include both
+// passes of a piece, so an all-reduce would send the result of a piece before it is reduced.
 bool MpiTeam::fits_pairs(size_t bytes_of_message) const {
   return !is_few() && size() > 2 && bytes_of_message >= options_.least_pair_bytes;
 }

@@ -5,8 +5,8 @@
 // PMIx to the ranks. It passes fences that involve other hosts to the leader.
 //
 // Open MPI ends a process whose PMIx server goes away. So once a rank has connected, this process
-// outlives all ranks of the host, whatever happens to the leader. Asked to quit, it ends only if no
-// rank has connected 5 s later. It then removes its files; at its start, those of killed servers.
+// outlives all ranks of the host. Asked to quit, it ends before them only if none has connected 5 s
+// later. It removes its files at its end, and those of killed servers at its start.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

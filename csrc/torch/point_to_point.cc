@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kGrace{10000};
 
 const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() != 1)
-    raise_value_error("tensors: got a list of {} tensors, expected exactly one", tensors.size());
+    raise_value_error("tensors: got {} tensors, expected one: pass one per call", tensors.size());
   return tensors[0];
 }
 

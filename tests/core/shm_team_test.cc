@@ -962,7 +962,7 @@ TEST(Arena, LendServesOldestTicketFirst) {
 
 // Two ranks of one process: the memory of the other one for the same call, or a later one, is
 // returned only after this call.
-TEST(Arena, TicketAwaitsOnlyMemoryOfEarlierCallsAndOtherGroups) {
+TEST(Arena, QueuedCallAwaitsOnlyMemoryOfEarlierCallsAndOtherGroups) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t same = arena->lend(1 << 20, {1, 7}).value();
   ASSERT_TRUE(arena->lend(1 << 20, {1, 8}).ok());
@@ -984,7 +984,7 @@ TEST(Arena, TicketAwaitsOnlyMemoryOfEarlierCallsAndOtherGroups) {
 
 // Two ranks of one process: each holds memory for a call that the other one has not made yet,
 // because it waits in another group.
-TEST(Arena, TicketDoesNotAwaitMemoryOfCallQueuedBehindIt) {
+TEST(Arena, QueuedCallDoesNotAwaitMemoryOfCallsBehindIt) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   ASSERT_TRUE(arena->lend(10 << 20, {2, 7}).ok());
   const Arena::Ticket ticket(*arena, {1, 7});

@@ -98,7 +98,7 @@ TEST(MpiTeam, EveryCollectiveWithPairwiseExchange) {
 }
 
 // 256 + 1 + 1 in bfloat16, which lacks 257, is 256 if each sum is rounded.
-TEST(MpiTeam, SumOfBFloat16ByPairsIsRoundedOnce) {
+TEST(MpiTeam, PairwiseExchangeRoundsBFloat16SumOnce) {
   MpiTeamOptions options = by_pairs();
   options.halves_as_float32 = false;
   on_every_rank(mpi_team(options))([](Team& team) {

@@ -67,8 +67,7 @@ Status Listener::listen_at(const std::string& address) {
   for (int port = ports.first;; ++port) {
     listener =
         UniqueFd(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!listener.valid())
-      return failed("no socket; if it has too many open files, raise ulimit -n");
+    if (!listener.valid()) return failed("no socket (if too many files are open, raise ulimit -n)");
     // Allows a port that connections of an ended job keep busy for a minute. With this option two
     // ranks may bind the same port; listen() then fails on the second one, which tries the next.
     const int on = 1;

@@ -201,8 +201,8 @@ class FormationRun {
     return {};
   }
 
-  // For the StoreExchange of the ranks that put entries into the store. A rank with a leader uses
-  // this StoreExchange only once the leader has died, to report the failure.
+  // The exchange through the store, among the ranks that put entries there. A rank with a leader
+  // uses it only once the leader has died, to report the failure.
   ExchangeRequest exchange_request() {
     const std::vector<int>& entry_owners = modex_.entry_owners();
     ExchangeRequest exchange;

@@ -23,9 +23,9 @@ inline constexpr uint32_t kRingCells = 16;
 inline constexpr size_t kCellDataBytes = kLinePairBytes - sizeof(uint64_t) - sizeof(CellHeader);
 
 struct alignas(kLinePairBytes) Cell {
-  // How many cells the owner has filled, this one included; the receiver waits for the next number.
-  // Stored after header and data: by a release store if the next cell follows at once, else by a
-  // seq_cst exchange, with a fence after it if such stores came before. Seq_cst loads by the
+  // How many cells the owner has filled, including this one; the receiver polls for the next count.
+  // Stored after header and data: by a release store if another cell follows at once; for the last
+  // such cell by a seq_cst exchange, then a fence if others came before it. Seq_cst loads by the
   // receiver. Dekker pair with the receiver's ArenaHeader::doorbell_sleepers.
   std::atomic<uint64_t> number;
   // Not atomic: written before `number` and read after it. Once the receiver has given the cell

@@ -143,7 +143,7 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
 }
 
 // Two sources, the common case (two ranks, or one step of a tree), get code without a loop over
-// sources; their pointers are copied, as for all the compiler knows a store to dst changes them.
+// sources. The pointers are copied, or the compiler would load them again after each store to dst.
 template <class Lanes, class Operator>
 HWY_NOINLINE void reduce_with(const Operator& op, const Operands& operands) {
   if (operands.n == 2) {

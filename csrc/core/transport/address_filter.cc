@@ -40,7 +40,7 @@ std::optional<Words> words_of(const std::string& address, int family) {
 // Makes the BPF code of a binary search in a sorted list of addresses, word by word.
 class SearchProgram {
  public:
-  // `first`: offset of the source address in the IP header. `last_mask`: its last word's bits used.
+  // `first`: the source address's offset in IP's header. `last_mask`: for that address's last word.
   SearchProgram(size_t first, uint32_t last_mask) : first_(first), last_mask_(last_mask) {}
 
   // Adds the search from word `word` on; the words before are the same in all `addresses`.

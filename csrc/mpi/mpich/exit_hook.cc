@@ -23,7 +23,7 @@ namespace {
 
 using Exit = void (*)(int);
 
-// Whether a relocation fills an entry of the GOT (ELF): a pointer to a function or a variable.
+// Whether an ELF relocation fills a GOT entry that may point to a function, such as exit().
 bool is_of_functions(uint64_t relocation_type) {
 #if defined(__x86_64__)
   return relocation_type == R_X86_64_JUMP_SLOT || relocation_type == R_X86_64_GLOB_DAT;

@@ -69,7 +69,7 @@ class MpichStart final : public MpiStart {
     return version;
   }
 
-  // Without the launcher's variables: MPICH is always started by dscomm, never by the launcher.
+  // Leaves the launcher's fields empty: unless the program has initialised MPICH, dscomm starts it.
   void describe(MpiMemberEntry* entry) const override { entry->mpi_version = version(); }
 
   const char* helper_name() const override { return "dscomm's PMI"; }

@@ -1,5 +1,5 @@
-// Members: what this rank knows of a group's members that have mailboxes here: who is present, has
-// left or has died (Peer says so), and each one's newest call.
+// Members: the members of a ShmTeam as this rank sees them: which are present, have left or have
+// died (see Peer), and the newest call of each.
 #pragma once
 
 #include <functional>
