@@ -1002,7 +1002,7 @@ def _split_groups(world: World, is_logged: bool) -> None:
             tensor = values(world.rank)
             dist.all_reduce_caching(tensor, match_id=match_id, group=group)
             assert torch.equal(tensor, total)
-        with pytest.raises(ValueError, match=r"ranks \[0, 2\] before, of ranks \[0, 1, 2\] now"):
+        with pytest.raises(ValueError, match=r"ranks \[0, 2\] before, \[0, 1, 2\] now"):
             dist.all_reduce_caching(tensor, match_id="split")
         with pytest.raises(ValueError, match=r"shape \(4,\) before, \(2,\) now"):
             dist.all_reduce_caching(tensor[:2], match_id="split", group=group)
