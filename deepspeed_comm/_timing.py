@@ -77,7 +77,8 @@ def all_reduce_times(
     )
     for name, all_reduce in contenders.items():
         if tensors[name].any():
-            raise RuntimeError(f"{name}: wrong sum of {size} zero bytes on rank {dist.get_rank()}")
+            where = f"rank {dist.get_rank()}, {size} bytes"
+            raise RuntimeError(f"defect of {name}: sum of zeros is not zero ({where})")
         _check(name, all_reduce, size)
     return medians
 

@@ -43,7 +43,7 @@ class MpiWorld {
   // calls MPI_Finalize, or not, depending on the origin:
   //   kDscomm: no; MPI_Finalize would wait for the other hosts, and an exit without it is clean.
   //   kLauncher: yes, because the launcher takes an exit without it for a crash and ends the job.
-  //     Waits for all ranks, up to the deadline. Not if dscomm has given MPI up (guarded.h).
+  //     Waits for all ranks, up to the deadline. Not if MPI has given up (guarded.h).
   //   kProgram: no, because the program finalises MPI.
   // Returns soon after the deadline at the latest. Idempotent.
   void leave(const Deadline& deadline);

@@ -14,7 +14,8 @@
 namespace dscomm {
 namespace {
 
-// How long ask() reuses an empty probe; asking for a few hundred ranks in a row takes less time.
+// How long a probe that found nothing answers for the other ranks, too. A pass over a few hundred
+// channels takes less, so it costs one probe.
 constexpr int64_t kPassNs = 10'000;
 
 // With MPI's header, the longest cell stays below the 64 KiB that Open MPI sends eagerly over TCP.

@@ -278,7 +278,7 @@ def run_of(peer: str, state: str, median: float, **more: Any) -> runs.Run:
     return runs.Run(peer, "all_reduce", 2, "float32", [row], **more)
 
 
-def test_each_competitor_and_state_gets_a_row_with_its_good_runs_median() -> None:
+def test_rows_are_medians_of_good_runs_per_competitor_and_state() -> None:
     found = rows_of(
         [
             *(run_of("a", "near", time) for time in (3, 1, 2)),
@@ -332,7 +332,7 @@ def test_before_flag_also_measures_given_checkout(
     assert "dscomm: now/before " in capsys.readouterr().out
 
 
-def test_row_is_slower_if_each_of_several_runs_took_longer_than_before() -> None:
+def test_row_is_slower_if_each_of_several_runs_took_longer_than_any_before() -> None:
     def of_runs(peer: str, *times: float) -> list[runs.Run]:
         return [run_of(peer, "near", time) for time in times]
 

@@ -24,8 +24,8 @@ inline constexpr size_t kCellDataBytes = kLinePairBytes - sizeof(uint64_t) - siz
 
 struct alignas(kLinePairBytes) Cell {
   // How many cells the owner has filled, including this one; the receiver polls for the next count.
-  // Stored after header and data: by a release store if another cell follows at once; for the last
-  // such cell by a seq_cst exchange, then a fence if others came before it. Seq_cst loads by the
+  // Stored after header and data: by a seq_cst exchange for a cell alone and for the last of a run
+  // (then with a fence after it), by a release store for the others of a run. Seq_cst loads by the
   // receiver. Dekker pair with the receiver's ArenaHeader::doorbell_sleepers.
   std::atomic<uint64_t> number;
   // Not atomic: written before `number` and read after it. Once the receiver has given the cell
