@@ -14,8 +14,8 @@
 namespace dscomm {
 namespace {
 
-// How long a probe that found nothing answers for the other ranks, too. A pass over a few hundred
-// channels takes less, so it costs one probe.
+// How long channels to other ranks do not probe after a probe found nothing. A pass over a few
+// hundred channels takes less, so a pass in which nothing has arrived costs one probe.
 constexpr int64_t kPassNs = 10'000;
 
 // With MPI's header, the longest cell stays below the 64 KiB that Open MPI sends eagerly over TCP.

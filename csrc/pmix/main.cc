@@ -175,7 +175,8 @@ class Helper {
     return "";
   }
 
-  // The directory for the ranks' shared memory. This process removes it, with killed ranks' files.
+  // The directory for the ranks' shared memory. This process removes it at its end, with the files
+  // that killed ranks left in it.
   const std::string& shared_directory() {
     struct statvfs space{};
     uint64_t needed = kSharedBytesPerRank * description_.clients().size();

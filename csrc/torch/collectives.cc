@@ -681,9 +681,9 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const auto mine = static_cast<size_t>(getRank());
   if (body.in_counts[mine] != body.out_counts[mine])
     raise_value_error(
-        "{}: output_split_sizes[{}]: got room for {} elements from this rank to itself, expected "
-        "{}, as many as input_split_sizes[{}] sends; make the two split sizes equal, "
-        "and the rows of input and output equally long",
+        "{}: output_split_sizes[{}]: got {} elements, expected {} (as many as this rank sends to "
+        "itself, input_split_sizes[{}]); make the two split sizes equal (or, without split sizes, "
+        "input and output equally long), and the rows of input and output equally long",
         describe_call("all_to_all_single", *group_), mine, body.out_counts[mine],
         body.in_counts[mine], mine);
   if (body.ins[0].overlaps(body.outs[0])) body.ins[0].stage();

@@ -62,7 +62,7 @@ def test_means_are_within_error_bound(values: list[float]) -> None:
 @settings(deadline=None)
 @given(st.floats(SMALLEST, LARGEST / 2))
 def test_numbers_differing_by_error_bound_are_distinguished(value: float) -> None:
-    """The worst case: nearly all of a bucket at its one end, what is asked for at the other."""
+    """p99 is one of the 1,000 equal numbers, p100 the one that is larger by the error bound."""
     above = value * (1 + BOUND)
     histogram = histogram_of([value] * 1000 + [above])
     assert histogram.percentile(99) == pytest.approx(value)

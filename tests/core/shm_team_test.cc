@@ -870,7 +870,8 @@ TEST(StagingMemory, CallInFullArenaTimesOut) {
   EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
   for (const char* part :
        {"timed out after 200 ms", "the arena of 16777216 bytes is full", "DSCOMM_ARENA_BYTES",
-        "ranks of other groups have not read what was sent to them; if these ranks are only slow",
+        "members of this rank's other groups have not read its data; if those members are only "
+        "slow",
         "broadcast #1 of group"})
     EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }

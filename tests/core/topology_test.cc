@@ -76,7 +76,7 @@ TEST(Topology, MachineWithoutL3ReportsNoL3) {
 }
 
 // Two packages of one core, each with ordinary and fast memory, and far memory without a core.
-TEST(Topology, OnlyNumaNodesWithSeparateCpusOfXmlFileAreCounted) {
+TEST(Topology, NumaNodesThatRepeatCpusOfOthersAreNotCounted) {
   Scratch scratch;
   scratch.write("/machine.xml", R"(<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">

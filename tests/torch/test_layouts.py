@@ -342,7 +342,7 @@ def _gloo_bits_case() -> None:
     dist.destroy_process_group(group)
 
 
-def test_gloo_still_sees_materialised_views(ranks: RankSets) -> None:
+def test_gloo_gets_resolved_copies_of_negative_views(ranks: RankSets) -> None:
     ranks(2).run(_gloo_bits_case)
 
 

@@ -1,4 +1,4 @@
-// The futex calls, shared between processes, on the low half of a 64-bit word.
+// Futex calls on the low half of a 64-bit word that several processes may map.
 #pragma once
 
 #include <linux/futex.h>

@@ -34,8 +34,9 @@ class SocketList {
 
   std::mutex mutex_;
   std::vector<Entry> entries_;
-  // The last entry's number. Written under the mutex. SocketSleep::follow() loads it without the
-  // mutex, and takes the mutex after a change. Relaxed: the next call sees a missed change.
+  // The number of the entry added last. Written under the mutex. SocketSleep::follow() loads it
+  // without the mutex, and takes the mutex after a change. Relaxed: the next call sees a missed
+  // change.
   std::atomic<uint64_t> last_{0};
 };
 

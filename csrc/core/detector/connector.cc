@@ -202,9 +202,9 @@ Status Connector::unreachable(Code code, const std::string& how) const {
     tried += format_text("{}{} ({})", tried.empty() ? "" : ", ", endpoint.text,
                          endpoint.outcome.empty() ? "not tried" : endpoint.outcome);
   return make_status(code,
-                     "{} {} to {} at {}; see whether it runs, and let TCP through "
+                     "{} {} to {} at {}; see whether {} runs, and let TCP through "
                      "between the hosts",
-                     own_name(), how, name(), tried);
+                     own_name(), how, name(), tried, name());
 }
 
 }  // namespace dscomm

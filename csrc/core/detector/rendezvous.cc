@@ -348,10 +348,11 @@ void Rendezvous::say(Peer& peer, const Message& message) {
   peer.connection.flush();
 }
 
-// Tells connected members over their connections and the others through the store, which decides
-// which cause was first. After a timeout, it tells connected members first: the deadline passes for
-// many members at once, and exchange_.fail() waits for rank 0. If a member that has all of its
-// connections times out, others are the cause: it does not tell the store, which may be lost.
+// Tells connected members over their connections and, unless it gives up because of another's
+// failure, the others through the store, which decides which cause was first. After a timeout, it
+// tells connected members first: the deadline passes for many members at once, and exchange_.fail()
+// lets rank 0 go first. A member that times out although it has all of its connections does not
+// tell the store: others are the cause, and the store may not answer.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = has_failure_ || exchange_.has_read_failure();

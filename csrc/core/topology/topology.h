@@ -41,7 +41,7 @@ class Topology {
   Topology& operator=(const Topology&) = delete;
 
   int package_count() const { return package_count_; }
-  int numa_count() const { return numa_count_; }  // nodes with separate cpus
+  int numa_count() const { return numa_count_; }  // without nodes that repeat cpus of others
   int l3_count() const { return l3_count_; }
   int core_count() const { return core_count_; }
 

@@ -174,10 +174,11 @@ Status Mailboxes::ask_until(const std::function<bool()>& is_there, const std::st
     if (is_expired)
       return fail(
           Code::kTimeout,
-          format_text("timed out after {} waiting for {}; {}{}", deadline.timeout_text(), what,
-                      late.empty() ? "ranks of other groups have not read what was sent to them"
-                                   : "the calls before this one are unfinished on " + late,
-                      late.empty() ? raise_the_timeout("these ranks are") : timeout_advice(late)));
+          format_text(
+              "timed out after {} waiting for {}; {}{}", deadline.timeout_text(), what,
+              late.empty() ? "members of this rank's other groups have not read its data"
+                           : "the calls before this one are unfinished on " + late,
+              late.empty() ? raise_the_timeout("those members are") : timeout_advice(late)));
     deadline.nap(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
