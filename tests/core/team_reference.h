@@ -39,7 +39,8 @@ using RankBody = std::function<void(Team&)>;
 using RunRanks = std::function<void(const RankBody&)>;
 
 // Arithmetic has no races. So under a sanitizer, where calls are many times slower, the checks use
-// one dtype of each width, the operators that Teams handle differently, and fewer disagreements.
+// one dtype of each width, the operators that Teams handle differently, fewer disagreements, and
+// fewer numbers of ranks.
 // The environment variable TEST_MATRIX=full or reduced overrides this.
 inline bool matrix_is_reduced() {
   static const bool is_reduced = [] {
