@@ -44,6 +44,7 @@ EXPECTED = {
 OF_DEEPSPEED = {("decode_autotp", "word"): DIRECT}
 
 
+@pytest.mark.drill
 def test_quick_run_has_all_rows_and_no_failures(tmp_path: Path) -> None:
     path = tmp_path / "end_to_end.json"
     result = subprocess.run(

@@ -52,6 +52,7 @@ def test_small_run_measures_every_competitor(tmp_path: Path) -> None:
     assert set(times) == columns | {"gloo"} and all(us > 0 for us in times.values())
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("make_hosts")  # skips if hosts cannot be made
 def test_overlap_is_measured_for_dscomm_and_gloo(tmp_path: Path) -> None:
     flags = "--collectives --bring-ups 0 --mpis debian --overlap-wires 0 --overlap-rounds 1"

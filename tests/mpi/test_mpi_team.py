@@ -1,4 +1,5 @@
 """MpiTeam under mpirun: runs mpi_tests on 2, 3 and 4 ranks, and tests of ranks that are killed.
+Without the drill: on 3 ranks, with the dtypes and operators that the sanitizers' core tests have.
 
 All ranks are on this machine but use TCP, as ranks on several hosts do. Needs mpi_tests, which the
 CMake presets build, and mpirun.
@@ -22,7 +23,9 @@ TOGETHER = "-MpiTeamAlone.*"
 ALL_REDUCE_ALGORITHMS = {"ring": 1, "binomial": 2, "rabenseifner": 3, "recursive_doubling": 4}
 
 
-def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> tuple[int, str]:
+def run(
+    ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER, matrix: str = "full"
+) -> tuple[int, str]:
     if shutil.which("mpirun") is None:
         pytest.fail("mpirun is not installed: apt-get install openmpi-bin")
     command = ["mpirun", "--oversubscribe", "-np", str(ranks)]
@@ -33,7 +36,12 @@ def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> t
     command += ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
     command += [*(mpi or []), str(built_program("mpi_tests")), f"--gtest_filter={tests}"]
     result = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S
+        command,
+        env={**os.environ, "TEST_MATRIX": matrix},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
     )
     return result.returncode, result.stdout
 
@@ -41,10 +49,14 @@ def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> t
 # Four ranks take turns on two cores, which takes minutes.
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize(
-    "ranks", [3, *(pytest.param(ranks, marks=pytest.mark.drill) for ranks in (2, 4))]
+    ("ranks", "matrix"),
+    [
+        (3, "reduced"),
+        *(pytest.param(ranks, "full", marks=pytest.mark.drill) for ranks in (2, 3, 4)),
+    ],
 )
-def test_mpi_team_tests_pass(ranks: int) -> None:
-    status, output = run(ranks)
+def test_mpi_team_tests_pass(ranks: int, matrix: str) -> None:
+    status, output = run(ranks, matrix=matrix)
     assert status == 0, output
     assert output.count("[  PASSED  ]") == ranks, output
 

@@ -7,6 +7,7 @@ fail, of a changed source, or that look only at the configuration, happen in a c
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -41,21 +42,20 @@ print(open("/proc/self/maps").read())
 """
 
 
-# Each pip and each kind of isolation once; the drill has all pairs, for each way to install.
-OLD = pytest.param(OLD_PIP, "no-build-isolation", id="old-pip-no-build-isolation")
-NEW = pytest.param(NEW_PIP, "isolated", id="new-pip-isolated")
-OTHERS = [
-    pytest.param(OLD_PIP, "isolated", id="old-pip-isolated", marks=pytest.mark.drill),
-    pytest.param(
-        NEW_PIP, "no-build-isolation", id="new-pip-no-build-isolation", marks=pytest.mark.drill
-    ),
-]
-NAMES = ("pip_environment", "isolation")
-with_pip = pytest.mark.parametrize(NAMES, [OLD, NEW, *OTHERS], indirect=["pip_environment"])
-NEW_IN_DRILL = pytest.param(*NEW.values, id=NEW.id, marks=pytest.mark.drill)
-with_pip_for_wheels = pytest.mark.parametrize(
-    NAMES, [OLD, NEW_IN_DRILL, *OTHERS], indirect=["pip_environment"]
-)
+def with_pip(usual: str) -> pytest.MarkDecorator:
+    """Runs a test with this pip and isolation; the drill has all pairs."""
+    pairs = itertools.product(
+        {"old-pip": OLD_PIP, "new-pip": NEW_PIP}.items(), ("isolated", "no-build-isolation")
+    )
+    return pytest.mark.parametrize(
+        ("pip_environment", "isolation"),
+        [
+            pytest.param(pip, isolation, id=pair, marks=() if pair == usual else pytest.mark.drill)
+            for (name, pip), isolation in pairs
+            for pair in [f"{name}-{isolation}"]
+        ],
+        indirect=["pip_environment"],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def uninstall(environment: Environment, outer_packages: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@with_pip
+@with_pip("new-pip-isolated")
 def test_editable_install_works_and_uninstalls(
     pip_environment: Environment, outer_packages: Path, tmp_path: Path, isolation: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_editable_install_works_and_uninstalls(
 
 
 @pytest.mark.timeout(900)
-@with_pip_for_wheels
+@with_pip("old-pip-no-build-isolation")
 def test_wheel_runs_outside_source_tree_and_uninstalls(
     pip_environment: Environment, outer_packages: Path, tmp_path: Path, isolation: str
 ) -> None:

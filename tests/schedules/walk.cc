@@ -42,7 +42,7 @@ struct Arguments {
   bool replays = false, here = false, shrinks = false, stops = false;
 };
 
-constexpr uint64_t kUsualSchedules = 10'000;
+constexpr uint64_t kUsualSchedules = 5'000;
 
 std::vector<size_t> parse_numbers(const char* text) {
   std::vector<size_t> numbers;
