@@ -280,7 +280,7 @@ def test_ranks_continue_after_their_pmix_server_is_killed(
         assert "has ended before them" in job.report() or HELPERS == 0, job.report()
 
 
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+@pytest.mark.parametrize("rendezvous", [pytest.param("static", marks=pytest.mark.drill), "c10d"])
 def test_torchrun_restart_after_kill_works(
     make_hosts: Callable[[int], Hosts], rendezvous: str
 ) -> None:

@@ -1,12 +1,12 @@
 """Every collective, with dtypes, operators and sizes, in groups with every kind of placement on
 hosts.
 
-    checks.py all|few [again] [CASE ...]
+    checks.py all|few|world [again] [CASE ...]
 
 "all" uses every dtype and operator in the group of all ranks, "few" a selection; smaller groups
-always use the selection. A CASE is one of tests/cases/together.py, such as tags_case, that the
-ranks run together afterwards. With "again" they finally make their group a
-second time, in the same store.
+always use the selection. "world" is "few" without the smaller groups. A CASE is one of
+tests/cases/together.py, such as tags_case, that the ranks run together afterwards. With "again"
+they finally make their group a second time, in the same store.
 
 Data that is only moved, integers, and MIN and MAX must have the bits of the reference. The order of
 float sums across hosts is not specified: they may differ from the reference by the rounding of as
@@ -407,10 +407,12 @@ def subsets(world: World) -> dict[str, list[int]]:
     return found
 
 
-def groups_of(world: World, thorough: bool) -> Iterator[Group]:
+def groups_of(world: World, depth: str) -> Iterator[Group]:
     """The groups of this rank, each destroyed after its use."""
     everyone = list(range(world.size))
-    yield Group("world", everyone, dist.group.WORLD, world.rank, thorough)
+    yield Group("world", everyone, dist.group.WORLD, world.rank, depth == "all")
+    if depth == "world":
+        return
     # All are made before the first is used, so that they exist at the same time.
     handles = {name: dist.new_group(members) for name, members in subsets(world).items()}
     for name, members in subsets(world).items():
@@ -421,14 +423,14 @@ def groups_of(world: World, thorough: bool) -> Iterator[Group]:
 
 def main() -> None:
     depth, *cases = sys.argv[1:]
-    assert depth in ("all", "few"), depth
+    assert depth in ("all", "few", "world"), depth
     is_again = cases[:1] == ["again"]
     world = World()
     world.init()
     api.init_distributed()
     counts: collections.Counter[str] = collections.Counter()
     digests = {}
-    with contextlib.closing(groups_of(world, depth == "all")) as groups:
+    with contextlib.closing(groups_of(world, depth)) as groups:
         for group in groups:
             for check in CHECKS:
                 before = group.checks
