@@ -396,3 +396,20 @@ def mpirun(
     launcher += [sys.executable, str(PROGRAMS / program), *arguments]
     job.start_launcher(hosts[0], launcher, {})
     return job
+
+
+def check_results(job: Job, at_least: int) -> list[dict[str, Any]]:
+    """Checks that programs/checks.py ran every kind of check on every rank, `at_least` this many,
+    that the members of a group got the same bits, and that the job has left nothing behind."""
+    results = job.results()
+    of_group: dict[str, set[str]] = {}
+    for rank, result in enumerate(results):
+        for group, digest in result["digests"].items():
+            of_group.setdefault(group, set()).add(digest)
+        counts = result["counts"]
+        assert len(counts) == 11 and min(counts.values()) > 0, (rank, counts)
+        assert sum(counts.values()) >= at_least, (rank, counts)
+    assert [group for group, digests in of_group.items() if len(digests) != 1] == []
+    left = job.hosts.leftovers(limit_s=5.0)
+    assert left == {}, left
+    return results

@@ -17,14 +17,17 @@ import pytest
 
 from deepspeed_comm._plugin import load_extension
 from tests.cluster.hosts import ROOT, Host, Hosts
-from tests.cluster.jobs import MPI, Job, JobFailure, has_mpich, mpirun, slurm, start_ranks, torchrun
-
-
-def check(job: Job) -> None:
-    """Checks that every rank ran every kind of check."""
-    for result in job.results():
-        counts = result["counts"]
-        assert len(counts) == 11 and min(counts.values()) > 0, counts
+from tests.cluster.jobs import (
+    MPI,
+    Job,
+    JobFailure,
+    check_results,
+    has_mpich,
+    mpirun,
+    slurm,
+    start_ranks,
+    torchrun,
+)
 
 
 def test_hosts_with_bridge_of_same_address_connect(make_hosts: Callable[[int], Hosts]) -> None:
@@ -33,7 +36,7 @@ def test_hosts_with_bridge_of_same_address_connect(make_hosts: Callable[[int], H
     hosts = make_hosts(2)
     hosts.add_same_bridge()
     with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "world", limit_s=60.0) as job:
-        check(job)
+        check_results(job, at_least=500)
 
 
 def test_routed_subnets_with_bridge_of_same_address_connect(
@@ -43,7 +46,7 @@ def test_routed_subnets_with_bridge_of_same_address_connect(
     hosts = make_hosts(2, is_routed=True)
     hosts.add_same_bridge()
     with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "world", limit_s=60.0) as job:
-        check(job)
+        check_results(job, at_least=500)
 
 
 def test_hosts_with_only_ipv6_connect_except_over_mpich(make_hosts: Callable[..., Hosts]) -> None:
@@ -54,8 +57,7 @@ def test_hosts_with_only_ipv6_connect_except_over_mpich(make_hosts: Callable[...
                 assert "need IPv4, and the networks chosen have" in event.facts["text"], event
         return
     with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "world") as job:
-        check(job)
-        assert job.hosts.leftovers(limit_s=5.0) == {}
+        check_results(job, at_least=500)
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -84,8 +86,7 @@ def test_mpirun_and_slurm_start_ranks(
 ) -> None:
     """Ranks that torchrun has not started, so init_process_group() finds no RANK."""
     with launcher(make_hosts(2), 2, "checks.py", "world") as job:
-        check(job)
-        assert job.hosts.leftovers(limit_s=5.0) == {}
+        check_results(job, at_least=500)
 
 
 def test_mpirun_waits_for_the_last_rank(make_hosts: Callable[[int], Hosts]) -> None:
@@ -281,9 +282,8 @@ def test_open_mpi_of_the_python_environment_is_used(
 
     monkeypatch.setenv("PYTHONPATH", str(packages))
     with torchrun(make_hosts(2), 2, "checks.py", "world", env={"DSCOMM_DEBUG": "info"}) as job:
-        check(job)
+        check_results(job, at_least=500)
         output = "".join(process.output() for process in job.processes.values())
         assert output.count("is up: Open MPI v5.0.11") == job.size, output
         # Strangers must be kept out of this one too.
         assert "need no token" not in output and "anybody may connect" not in output, output
-        assert job.hosts.leftovers(limit_s=5.0) == {}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import together
 from tests.cluster.hosts import Hosts
-from tests.cluster.jobs import BACKEND, Job, start_ranks, torchrun
+from tests.cluster.jobs import BACKEND, check_results, start_ranks, torchrun
 
 # Names of cases that any number of ranks run together, or two, or four.
 CASES_OF_ANY = [case.__name__ for case in together.OF_ANY]
@@ -22,22 +22,6 @@ if BACKEND != "gloo":
     CASES_OF_FOUR += [case.__name__ for case in together.DSCOMM_OF_FOUR]
 
 
-def check(job: Job, at_least: int) -> list[dict[str, Any]]:
-    """Checks that every rank ran all checks, and that the members of a group got the same bits."""
-    results = job.results()
-    of_group: dict[str, set[str]] = {}
-    for rank, result in enumerate(results):
-        for group, digest in result["digests"].items():
-            of_group.setdefault(group, set()).add(digest)
-        counts = result["counts"]
-        assert len(counts) == 11 and min(counts.values()) > 0, (rank, counts)
-        assert sum(counts.values()) >= at_least, (rank, counts)
-    assert [group for group, digests in of_group.items() if len(digests) != 1] == []
-    left = job.hosts.leftovers(limit_s=5.0)
-    assert left == {}, left
-    return results
-
-
 def groups(results: list[dict[str, Any]]) -> set[str]:
     return {group for result in results for group in result["digests"]}
 
@@ -45,7 +29,7 @@ def groups(results: list[dict[str, Any]]) -> set[str]:
 def test_collectives_with_one_rank_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
     cases = CASES_OF_ANY + CASES_OF_TWO
     with start_ranks(make_hosts(2), [0, 1], "checks.py", "all", *cases) as job:
-        results = check(job, at_least=600)
+        results = check_results(job, at_least=600)
         assert all(result["cases"] == cases for result in results)
 
 
@@ -57,7 +41,7 @@ def test_collectives_with_two_ranks_on_each_of_two_hosts(
     again = ["again"] if BACKEND != "gloo" else []
     cases = CASES_OF_ANY + CASES_OF_FOUR
     with torchrun(make_hosts(2), 2, "checks.py", "all", *again, *cases) as job:
-        results = check(job, at_least=900)
+        results = check_results(job, at_least=900)
         subsets = {"on host 0", "on host 1", "one of each host", "all but the first"}
         assert groups(results) == {"world", "first and last", *subsets, *again}
 
@@ -77,7 +61,7 @@ def test_collectives_with_every_placement_of_ranks(
 ) -> None:
     hosts = make_hosts(max(placement) + 1)
     with start_ranks(hosts, placement, "checks.py", "few") as job:
-        assert "world" in groups(check(job, at_least=300))
+        assert "world" in groups(check_results(job, at_least=300))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +78,7 @@ def test_leaders_of_four_hosts_relay_the_member_tables(
     hosts = make_hosts(4)
     env = {"DSCOMM_RELAY_HOSTS": "2", "DSCOMM_DEBUG": "debug"}
     with start_ranks(hosts, placement, "checks.py", "few", env=env) as job:
-        assert "one of each host" in groups(check(job, at_least=300))
+        assert "one of each host" in groups(check_results(job, at_least=300))
         if BACKEND != "gloo":
             output = "".join(process.output() for process in job.processes.values())
             assert output.count("the member table of") >= 3 * 2, output[-3000:]
@@ -132,7 +116,7 @@ def test_collectives_over_libraries_for_fast_networks(
 ) -> None:
     env = {"DSCOMM_MPI": "openmpi", **OTHER_NETWORK_LIBRARIES[library]}
     with start_ranks(make_hosts(2), [0, 0, 1], "checks.py", "few", env=env) as job:
-        assert "world" in groups(check(job, at_least=300))
+        assert "world" in groups(check_results(job, at_least=300))
 
 
 HALVES = [
@@ -162,7 +146,7 @@ def test_collectives_with_flat_hierarchy_are_correct(make_hosts: Callable[[int],
     with start_ranks(
         make_hosts(2), [0, 1, 0, 1], "checks.py", "few", *CASES_OF_ANY, env=env
     ) as job:
-        check(job, 100)
+        check_results(job, 100)
 
 
 def test_data_is_sent_completely_when_a_call_returns(make_hosts: Callable[[int], Hosts]) -> None:
