@@ -57,7 +57,15 @@ if(DSCOMM_HAVE_PMIX)
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${pmix_folders}")
 
   add_mpi_module(dscomm_mpi openmpi)
-  add_custom_target(transport_files DEPENDS dscomm_mpi_module dscomm-pmix)
+  if(TARGET python_package)
+    add_dependencies(python_package dscomm_mpi_module dscomm-pmix)
+    # For an editable install; see mpi_module.cmake.
+    execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"
+      OUTPUT_VARIABLE environment OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(NOT DSCOMM_TORCHES)
+      set_property(TARGET dscomm_mpi_module APPEND PROPERTY INSTALL_RPATH ${environment}/lib)
+    endif()
+  endif()
 
   if(DSCOMM_TESTS)
     add_executable(mpi_bring_up_rank tests/mpi/bring_up_rank.cc)

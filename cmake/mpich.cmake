@@ -1,6 +1,6 @@
-# The transport between hosts over MPICH: the sources of csrc/mpi, compiled with MPICH's mpi.h.
-# Built if that is found: below DSCOMM_MPICH_ROOT, in the environment of Python_EXECUTABLE (`pip
-# install mpich`), or by pkg-config. Needs no PMIx. Without it DSCOMM_MPICH_VERSION is empty.
+# Looks for MPICH's headers: below DSCOMM_MPICH_ROOT, in the environment of Python_EXECUTABLE (`pip
+# install mpich`), or by pkg-config. They are optional: without them DSCOMM_MPICH_VERSION is empty.
+# With them mpich is a target to link with, and mpich_root its folder, if that is not the system's.
 
 # Reads the version, "5.0.2", from a folder with include/mpi.h and the library.
 function(read_mpich root version)
@@ -50,24 +50,8 @@ if(NOT DSCOMM_MPICH STREQUAL "OFF")
   endif()
 endif()
 
-configure_file(csrc/mpi/mpich/libdscomm_mpich.txt package/libdscomm_mpich.txt COPYONLY)
-if(NOT DSCOMM_MPICH_VERSION)
-  message(STATUS "MPICH: not used")
-  file(REMOVE ${CMAKE_BINARY_DIR}/package/libdscomm_mpich.so) # of an earlier build
-else()
+if(DSCOMM_MPICH_VERSION)
   message(STATUS "MPICH ${DSCOMM_MPICH_VERSION}: found")
-  file(GLOB mpich_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/mpich/*.cc)
-  list(FILTER mpich_sources EXCLUDE REGEX "/module\\.cc$")
-  make_units(mpich_units mpich ${mpich_sources})
-  add_library(dscomm_mpich STATIC ${mpich_units})
-  target_compile_options(dscomm_mpich PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
-    -fvisibility=hidden)
-  # mpi.h includes deprecated C++ bindings, which need another library.
-  target_compile_definitions(dscomm_mpich PUBLIC MPICH_SKIP_MPICXX)
-  target_link_libraries(dscomm_mpich PUBLIC dscomm_core mpich)
-
-  add_mpi_module(dscomm_mpich mpich)
-  if(mpich_root AND NOT DSCOMM_TORCHES)
-    set_property(TARGET dscomm_mpich_module APPEND PROPERTY INSTALL_RPATH ${mpich_root}/lib)
-  endif()
+else()
+  message(STATUS "MPICH: not used")
 endif()

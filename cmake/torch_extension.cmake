@@ -20,7 +20,7 @@ if(NOT torch_sources)
 endif()
 make_units(glue_units glue ${torch_sources})
 
-# Everything that setup.py installs.
+# Everything that setup.py installs. The transports (mpi.cmake, mpich_transport.cmake) add theirs.
 add_custom_target(python_package)
 
 # add_extension(TARGET VERSION ROOT CXX11_ABI FOLDER): _C for the torch in ROOT. VERSION is the
@@ -126,17 +126,4 @@ else()
     set(DSCOMM_TORCH_ROOT ${torch_root} CACHE PATH "the folder of torch/__init__.py")
   endif()
   add_extension(_C ${DSCOMM_TORCH_VERSION} ${DSCOMM_TORCH_ROOT} ${DSCOMM_TORCH_CXX11_ABI} "")
-endif()
-
-if(TARGET dscomm_mpich_module)
-  add_dependencies(python_package dscomm_mpich_module)
-endif()
-if(TARGET transport_files)
-  add_dependencies(python_package transport_files)
-  # For an editable install; see mpi_module.cmake.
-  execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"
-    OUTPUT_VARIABLE environment OUTPUT_STRIP_TRAILING_WHITESPACE)
-  if(NOT DSCOMM_TORCHES)
-    set_property(TARGET dscomm_mpi_module APPEND PROPERTY INSTALL_RPATH ${environment}/lib)
-  endif()
 endif()
