@@ -38,22 +38,32 @@ namespace dscomm::testing {
 using RankBody = std::function<void(Team&)>;
 using RunRanks = std::function<void(const RankBody&)>;
 
-// Arithmetic has no races. So under a sanitizer, where calls are many times slower, the checks use
-// one dtype of each width, the operators that Teams handle differently, fewer disagreements, and
-// fewer numbers of ranks.
-// The environment variable TEST_MATRIX=full or reduced overrides this.
-inline bool matrix_is_reduced() {
-  static const bool is_reduced = [] {
-    const char* wish = std::getenv("TEST_MATRIX");
-    if (wish != nullptr && *wish != 0) return std::string(wish) == "reduced";
+// How much the checks try. The environment variable TEST_MATRIX=full or reduced sets it; the drill
+// has full.
+//
+// - full: everything
+// - usual: with more than four ranks one dtype, since it makes no difference to them
+// - reduced: also one dtype of each width, the operators that Teams handle differently, fewer
+//   disagreements, and fewer numbers of ranks. Arithmetic has no races, so this is usual under a
+//   sanitizer, where calls are many times slower.
+enum class Matrix { kReduced, kUsual, kFull };
+
+inline Matrix matrix() {
+  static const Matrix chosen = [] {
+    const char* variable = std::getenv("TEST_MATRIX");
+    const std::string wish = variable == nullptr ? "" : variable;
+    if (wish == "full") return Matrix::kFull;
+    if (wish == "reduced") return Matrix::kReduced;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return true;
+    return Matrix::kReduced;
 #else
-    return false;
+    return Matrix::kUsual;
 #endif
   }();
-  return is_reduced;
+  return chosen;
 }
+
+inline bool matrix_is_reduced() { return matrix() == Matrix::kReduced; }
 
 inline bool is_in_matrix(DType dtype) {
   return !matrix_is_reduced() || dtype == DType::kUInt8 || dtype == DType::kBFloat16 ||
@@ -506,8 +516,7 @@ inline void check_barrier_holds(Team& team, std::atomic<int>& entered, const Cal
 inline void check_every_collective(int ranks, const RunRanks& run_ranks,
                                    ReferenceOptions options = {}) {
   options.dtypes = dtypes_in_matrix(options.dtypes);
-  // With more ranks the dtype makes no difference.
-  if (matrix_is_reduced() && ranks > 4) options.dtypes.resize(1);
+  if (matrix() != Matrix::kFull && ranks > 4) options.dtypes.resize(1);
   std::atomic<int> bodies = 0, entered = 0;
   run_ranks([&](Team& team) {
     ++bodies;
