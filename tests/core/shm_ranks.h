@@ -36,7 +36,6 @@ class RankParty {
  public:
   RankParty(std::shared_ptr<Registry> registry, const Settings& settings) : settings_(settings) {
     directory = std::make_unique<InProcessDirectory>(std::move(registry));
-    topology_ = std::move(Topology::load("")).value();
     arena = Arena::create(static_cast<size_t>(settings.arena_bytes)).value();
     pool = TensorPool::create(static_cast<size_t>(settings.pool_bytes)).value();
     address_ = directory->publish(arena, pool, ArenaId{}).value();
@@ -45,8 +44,8 @@ class RankParty {
   Result<Formation> form(Store& store, int rank, int size, const std::string& name = "test",
                          std::chrono::milliseconds timeout = std::chrono::seconds(60),
                          std::vector<int> global_ranks = {}) {
-    FormingProcess party{arena,           pool,          directory.get(), &address_, &settings_,
-                         topology_.get(), host_identity, networks};
+    FormingProcess party{arena,      pool,        directory.get(), &address_,
+                         &settings_, &topology(), host_identity,   networks};
     if (default_relays) {
       settings_.relay_hosts = 2;
       party.networks = {"127.0.2." + std::to_string(rank / per_host + 1) + "/8"};
@@ -86,6 +85,12 @@ class RankParty {
   std::unique_ptr<InProcessDirectory> directory;
 
  private:
+  // Loaded once: it reads hundreds of files.
+  static const Topology& topology() {
+    static const std::unique_ptr<Topology> of_this_host = std::move(Topology::load("")).value();
+    return *of_this_host;
+  }
+
   LocalRanks local_ranks(int rank, int size, const std::string& name) const {
     LocalRanks local;
     if (per_host == 1) return local;
@@ -99,7 +104,6 @@ class RankParty {
   }
 
   Settings settings_;
-  std::unique_ptr<Topology> topology_;
   PeerAddress address_;
 };
 
