@@ -1,9 +1,9 @@
-"""Forks ranks into hosts from one process that has imported torch, which takes seconds.
+"""Forks ranks from one process that has imported torch, which takes seconds.
 
-Each input line is a rank to start, as JSON: the pid of its host's process 1, the program with its
-arguments, its environment, and a path. The rank's output goes to that path; its pid and finally its
-exit code go to files beside it. Otherwise a rank is an ordinary process, and ends as a program
-does. The starter ends with its input.
+Each input line is a rank to start, as JSON: the program with its arguments, its environment, its
+folder, a path for its output, and the pid of process 1 of its host, or null for this one. The
+rank's pid and finally its exit code go to files beside the output. Otherwise a rank is an ordinary
+process, and ends as a program does. The starter ends with its input.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def tell(path: str, value: int) -> None:
 
 
 def attend(order: dict[str, Any]) -> bool:
-    """Runs in a fork. Returns True in the rank itself; the parent, outside of the host, waits for
+    """Runs in a fork. Returns True in the rank itself; the parent, outside of its host, waits for
     it."""
     output = order["output"]
     try:
-        enter(order["host"])
+        if order["host"] is not None:
+            enter(order["host"])
         if (rank := os.fork()) == 0:
             return True
         tell(f"{output}.pid", rank)
@@ -73,7 +74,7 @@ def next_rank() -> dict[str, Any]:
 def main() -> None:
     order = next_rank()
     os.setsid()
-    os.chdir("/")
+    os.chdir(order["folder"])
     source = os.open(os.devnull, os.O_RDONLY)
     target = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for old, new in ((source, 0), (target, 1), (target, 2)):

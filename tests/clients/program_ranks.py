@@ -1,4 +1,5 @@
-"""Small programs, each run by the ranks of a job: processes of their own, as launchers start them.
+"""Small programs, each run by the ranks of a job: processes of their own, which find torch imported
+and are otherwise as launchers start them.
 
 The same text is run over deepspeed.comm (with gloo) and over deepspeed_comm (with dscomm): the line
 that imports `dist` is all that differs. What the ranks say, and how each of them ends, comes back;
@@ -7,19 +8,21 @@ a rank that has not ended is killed, and has None for an exit code.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import random
-import signal
 import socket
-import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.cases.forked_ranks import ForkedRank, RankStarter
 
 # Well above what a loaded machine needs to run one of these programs to its end.
 LIMIT_S = 90.0
@@ -87,6 +90,13 @@ class Outcome:
         return self
 
 
+@functools.cache
+def _rank_starter() -> RankStarter:
+    starter = RankStarter(dict(os.environ, OMP_NUM_THREADS="1"))
+    atexit.register(starter.close)
+    return starter
+
+
 class Job:
     """A program that runs. Use as a context manager: at its end no rank is left."""
 
@@ -110,7 +120,7 @@ class Job:
         )
         text += (_INIT if init else "") + textwrap.dedent(program)
         (self.folder / "program.py").write_text(text)
-        self._ranks = []
+        self._ranks: list[ForkedRank] = []
         for rank in range(ranks):
             # What torchrun sets.
             place = {
@@ -128,20 +138,9 @@ class Job:
             environment |= variables or {}
             for name in without:
                 environment.pop(name, None)
-            with self._output(rank).open("wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "program.py"],
-                    cwd=self.folder,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            self._ranks.append(process)
-
-    def _output(self, rank: int) -> Path:
-        return self.folder / f"output{rank}"
+            output, folder = self.folder / f"output{rank}", str(self.folder)
+            starter = _rank_starter()
+            self._ranks.append(starter.fork(["program.py"], environment, output, folder))
 
     def __enter__(self) -> Job:
         return self
@@ -150,13 +149,11 @@ class Job:
         self._kill()
 
     def _kill(self) -> None:
-        for process in self._ranks:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for rank in self._ranks:
+            rank.kill()
 
     def _said(self, rank: int) -> list[list[Any]]:
-        lines = self._output(rank).read_text(errors="replace").splitlines()
+        lines = self._ranks[rank].output().splitlines()
         return [json.loads(line[len(_SAID) :]) for line in lines if line.startswith(_SAID)]
 
     def outcome(self, may_hang: bool = False) -> Outcome:
@@ -164,9 +161,9 @@ class Job:
         or has ended."""
         deadline = self._began_s + LIMIT_S
         waits_for_ready = may_hang
-        while any(process.poll() is None for process in self._ranks):
+        while any(rank.exit_code() is None for rank in self._ranks):
             if waits_for_ready and all(
-                process.poll() is not None or ["ready"] in self._said(rank)
+                process.exit_code() is not None or ["ready"] in self._said(rank)
                 for rank, process in enumerate(self._ranks)
             ):
                 waits_for_ready = False
@@ -174,11 +171,11 @@ class Job:
             if time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
-        codes = [process.poll() for process in self._ranks]
+        codes = [rank.exit_code() for rank in self._ranks]
         self._kill()
-        ranks = range(len(self._ranks))
-        texts = [self._output(rank).read_text(errors="replace") for rank in ranks]
-        return Outcome(codes, [self._said(rank) for rank in ranks], texts, self.port)
+        texts = [rank.output() for rank in self._ranks]
+        said = [self._said(rank) for rank in range(len(self._ranks))]
+        return Outcome(codes, said, texts, self.port)
 
 
 def run_both(

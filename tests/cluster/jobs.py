@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_comm._plugin import load_extension
+from tests.cases.forked_ranks import ForkedRank, RankStarter
 from tests.cluster.hosts import ROOT, Host, HostProcess, Hosts, base_environment
 
 BACKEND = os.environ.get("TEST_CLUSTER_BACKEND", "dscomm")
@@ -52,51 +52,17 @@ class JobFailure(AssertionError):
     """A job failed: the events and output of every rank."""
 
 
-class ForkedRank:
-    """A rank forked by the rank starter; has the interface of HostProcess."""
-
-    def __init__(self, output: Path) -> None:
-        self.output_path = output
-
-    @functools.cached_property
-    def pid(self) -> int:
-        deadline = time.monotonic() + LIMIT_S
-        while (pid := self._said("pid")) is None:
-            if self.exit_code() is not None or time.monotonic() > deadline:
-                raise JobFailure(f"a rank does not start\n{self.output()}")
-            time.sleep(0.002)
-        return pid
-
-    def exit_code(self) -> int | None:
-        return self._said("code")
-
-    def output(self) -> str:
-        path = self.output_path
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def _said(self, what: str) -> int | None:
-        path = Path(f"{self.output_path}.{what}")
-        return int(path.read_text()) if path.exists() else None
-
-
 def _python_path() -> dict[str, str]:
     """For programs that import tests.cases. Packages that a test names come before this folder."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))}
 
 
 @functools.cache
-def _rank_starter(library_path: str | None) -> subprocess.Popen[str]:
-    """A rank starter for all jobs with the same LD_LIBRARY_PATH, which is read when a process
-    starts. It ends with this process."""
+def _rank_starter(library_path: str | None) -> RankStarter:
+    """For all jobs with the same LD_LIBRARY_PATH, which is read when a process starts."""
     libraries = {} if library_path is None else {"LD_LIBRARY_PATH": library_path}
-    starter = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("rank_starter.py"))],
-        stdin=subprocess.PIPE,
-        text=True,
-        env=base_environment() | _python_path() | libraries,
-        start_new_session=True,
-    )
-    atexit.register(starter.communicate)  # closes its input
+    starter = RankStarter(base_environment() | _python_path() | libraries)
+    atexit.register(starter.close)
     return starter
 
 
@@ -106,12 +72,7 @@ def fork_rank(
     """Runs a program in a host, without the seconds that importing torch takes."""
     own = base_environment() | env
     starter = _rank_starter(own.get("LD_LIBRARY_PATH"))
-    order = {"host": host.pid, "argv": [str(program), *arguments], "output": str(output)}
-    order["env"] = own
-    assert starter.stdin is not None and starter.poll() is None, "the rank starter has ended"
-    starter.stdin.write(json.dumps(order) + "\n")
-    starter.stdin.flush()
-    return ForkedRank(output)
+    return starter.fork([str(program), *arguments], own, output, host_pid=host.pid)
 
 
 class Job:
