@@ -314,3 +314,12 @@ def test_names_left_out_by_stages_exist(stages: ModuleType) -> None:
     for file, name in left_out:
         path = ROOT / "tests" / (file if "/" in file else f"cluster/{file}")
         assert f"def {name}(" in path.read_text(), name
+
+
+def test_release_runs_what_sanitizers_run_in_part(stages: ModuleType) -> None:
+    """make test compiles these core tests alone without a sanitizer."""
+    differs = r"matrix|check_every_collective|check_disagreement|ONE_TARGET|__SANITIZE"
+    folders = (ROOT / "tests" / "core", ROOT / "tests" / "transports")
+    files = [file for folder in folders for file in folder.glob("*_test.cc")]
+    found = {file.stem for file in files if re.search(differs, file.read_text())}
+    assert found == set(stages.MORE_IN_RELEASE)
