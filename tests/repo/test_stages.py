@@ -316,10 +316,20 @@ def test_names_left_out_by_stages_exist(stages: ModuleType) -> None:
         assert f"def {name}(" in path.read_text(), name
 
 
+def core_tests_with(stages: ModuleType, pattern: str) -> set[str]:
+    """The files of core tests in which a pattern is found."""
+    texts = {file.stem: file.read_text() for file in (ROOT / "tests").glob("*/*_test.cc")}
+    return {name for name in stages.core_test_files() if re.search(pattern, texts[name])}
+
+
 def test_release_runs_what_sanitizers_run_in_part(stages: ModuleType) -> None:
     """make test compiles these core tests alone without a sanitizer."""
     differs = r"matrix|check_every_collective|check_disagreement|ONE_TARGET|__SANITIZE"
-    folders = (ROOT / "tests" / "core", ROOT / "tests" / "transports")
-    files = [file for folder in folders for file in folder.glob("*_test.cc")]
-    found = {file.stem for file in files if re.search(differs, file.read_text())}
-    assert found == set(stages.MORE_IN_RELEASE)
+    assert core_tests_with(stages, differs) == set(stages.MORE_IN_RELEASE)
+
+
+def test_thread_sanitizer_runs_what_has_threads(stages: ModuleType) -> None:
+    """make test does not compile the others with it."""
+    with_threads = r"std::(j?thread|async)|fork\(|run_ranks|shm_ranks|in_process|thread_team"
+    without = set(stages.core_test_files()) - core_tests_with(stages, with_threads)
+    assert without >= set(stages.IN_ONE_THREAD), without
