@@ -14,7 +14,7 @@
 namespace dscomm::test {
 namespace {
 
-const Deadline kLong = Deadline::after(std::chrono::seconds(60));
+const Deadline kInAMinute = Deadline::after(std::chrono::seconds(60));
 
 // A rank that has formed a flat Team.
 struct Rank {
@@ -55,19 +55,19 @@ TEST_P(Division, EveryRankGetsTheSum) {
   run_ranks(size, [&](int number) {
     Rank rank(registry, store, number, size);
     rank.request.domains = GetParam();
-    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kInAMinute);
     ASSERT_TRUE(made.ok()) << made.status().message();
     Team& team = *made.value();
     for (const size_t count : {1u, 100u, 5000u}) {
       std::vector<int32_t> values(count);
       std::iota(values.begin(), values.end(), number);
       const Reduction sum{DType::kInt32, ReduceOp::kSum};
-      Status status = team.all_reduce(values.data(), values.data(), count, sum, {kLong});
+      Status status = team.all_reduce(values.data(), values.data(), count, sum, {kInAMinute});
       ASSERT_TRUE(status.ok()) << status.message();
       for (size_t i = 0; i < count; ++i)
         ASSERT_EQ(values[i], size * static_cast<int>(i) + size * (size - 1) / 2);
     }
-    EXPECT_TRUE(team.barrier({kLong}).ok());
+    EXPECT_TRUE(team.barrier({kInAMinute}).ok());
   });
 }
 
@@ -84,7 +84,7 @@ TEST(DomainTeams, FormationSucceedsIfRankDiesAfterItsPart) {
     run_ranks(4, [&](int number) {
       Rank rank(registry, store, number, 4);
       rank.request.domains = {{0, 1}, {2, 3}};
-      Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+      Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kInAMinute);
       EXPECT_TRUE(made.ok()) << made.status().message();
       if (number == round % 4) rank.party.directory->die();
     });
@@ -100,12 +100,13 @@ TEST(DomainTeams, LeaveReportsMismatchOfRanksWithoutSharedTeam) {
   run_ranks(5, [&](int number) {
     Rank rank(registry, store, number, 5);
     rank.request.domains = {{0, 2, 4}, {1, 3}};
-    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kInAMinute);
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (!made.ok()) std::abort();  // the other ranks would wait for this one
     Team& team = *made.value();
     std::vector<int32_t> values(80, number);
-    if (number != 3) EXPECT_TRUE(team.broadcast(values.data(), 80, DType::kInt32, 4, {kLong}).ok());
+    if (number != 3)
+      EXPECT_TRUE(team.broadcast(values.data(), 80, DType::kInt32, 4, {kInAMinute}).ok());
     called.arrive_and_wait();
     if (number == 1) {
       rank.party.directory->die();
@@ -135,7 +136,7 @@ TEST(DomainTeams, DeathInAnotherDomainEndsWaitForLateRank) {
     run_ranks(4, [&](int number) {
       Rank rank(registry, store, number, 4);
       rank.request.domains = {{0, 1}, {2, 3}};
-      Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+      Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kInAMinute);
       EXPECT_TRUE(made.ok()) << made.status().message();
       formed.arrive_and_wait();
       if (number == 3) rank.party.directory->die();
@@ -161,7 +162,7 @@ TEST(DomainTeams, AbortCauseOfDepartedRankReachesOtherDomain) {
   run_ranks(4, [&](int number) {
     Rank rank(registry, store, number, 4);
     rank.request.domains = {{0, 1}, {2, 3}};
-    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kInAMinute);
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (number == 3 && made.ok()) {
       for (Team* team : {made.value().get(), static_cast<Team*>(&*rank.flat)}) {
@@ -191,7 +192,7 @@ TEST(DomainTeams, DeathDuringFormationNamesTheRank) {
       rank.party.directory->die();
       return checked.wait();  // without leaving
     }
-    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kInAMinute);
     EXPECT_EQ(made.status().code(), Code::kPeerDied);
     EXPECT_NE(made.status().message().find("rank 1 "), std::string::npos)
         << made.status().message();
@@ -207,7 +208,7 @@ TEST(DomainTeams, FailureDuringFormationReachesAllRanks) {
     rank.request.domains = {{0, 1}, {2}};
     if (number == 1)
       while (rank.party.arena->allocate_mailbox().ok()) continue;
-    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kInAMinute);
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.status().code(), Code::kResource) << made.status().message();
   });

@@ -22,7 +22,7 @@
 namespace dscomm::test {
 namespace {
 
-constexpr size_t kMiB = 1 << 20;
+constexpr size_t kMebibyte = 1 << 20;
 
 // A machine with plenty of memory and a process in cgroup /job/rank. Limits are files.
 class MemoryReservationTest : public ::testing::Test {
@@ -33,7 +33,7 @@ class MemoryReservationTest : public ::testing::Test {
     write("proc/meminfo", "MemAvailable: 1048576 kB\n");
     write("proc/self/cgroup", "0::/job/rank\n");
     write("proc/self/ns/time", "");
-    set_limit("job", 100 * kMiB, 0);
+    set_limit("job", 100 * kMebibyte, 0);
     std::filesystem::create_directories(root_ + "/cgroup/job/rank");
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
@@ -57,21 +57,21 @@ class MemoryReservationTest : public ::testing::Test {
 };
 
 TEST_F(MemoryReservationTest, RefusalOfRequestBeyondLimitNamesTheLimit) {
-  Result<MemoryReservation> refused = make(100 * kMiB);
+  Result<MemoryReservation> refused = make(100 * kMebibyte);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kResource);
   EXPECT_EQ(refused.status().message(),
             "cgroup memory.max of /job leaves 104857600 bytes; 104857600 are needed, and 18415616 "
             "must stay free");
-  EXPECT_TRUE(make(80 * kMiB).ok());
+  EXPECT_TRUE(make(80 * kMebibyte).ok());
 }
 
 TEST_F(MemoryReservationTest, ReservationWaitsForMemoryReservedByOtherThread) {
-  Result<MemoryReservation> first = make(50 * kMiB);
+  Result<MemoryReservation> first = make(50 * kMebibyte);
   ASSERT_TRUE(first.ok());
   std::atomic<bool> has_second{false};
   std::thread other([&] {
-    Result<MemoryReservation> second = make(50 * kMiB);
+    Result<MemoryReservation> second = make(50 * kMebibyte);
     EXPECT_TRUE(second.ok()) << second.status().message();
     has_second = true;
   });
@@ -79,7 +79,7 @@ TEST_F(MemoryReservationTest, ReservationWaitsForMemoryReservedByOtherThread) {
   for (int step = 0; step < 12; ++step) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EXPECT_FALSE(has_second);
-    first.value().taken(kMiB);
+    first.value().taken(kMebibyte);
   }
   {
     // Destroyed without taking the rest, for which nothing was charged.
@@ -89,12 +89,12 @@ TEST_F(MemoryReservationTest, ReservationWaitsForMemoryReservedByOtherThread) {
 }
 
 TEST_F(MemoryReservationTest, ChargedMemoryIsNotReservableAgain) {
-  Result<MemoryReservation> first = make(50 * kMiB);
+  Result<MemoryReservation> first = make(50 * kMebibyte);
   ASSERT_TRUE(first.ok());
-  set_limit("job", 100 * kMiB, 50 * kMiB);
-  first.value().taken(50 * kMiB);
-  EXPECT_FALSE(make(50 * kMiB).ok());
-  EXPECT_TRUE(make(30 * kMiB).ok());
+  set_limit("job", 100 * kMebibyte, 50 * kMebibyte);
+  first.value().taken(50 * kMebibyte);
+  EXPECT_FALSE(make(50 * kMebibyte).ok());
+  EXPECT_TRUE(make(30 * kMebibyte).ok());
 }
 
 // Processes in two cgroups below the same limit.
@@ -106,7 +106,7 @@ TEST_F(MemoryReservationTest, ReservationsOfSiblingCgroupsShareTheLimit) {
   const pid_t child = fork();
   if (child == 0) {
     write("proc/self/cgroup", "0::/job/other\n");
-    Result<MemoryReservation> taken = make(60 * kMiB);
+    Result<MemoryReservation> taken = make(60 * kMebibyte);
     const char ok = taken.ok() ? 1 : 0;
     if (::write(started[1], &ok, 1) != 1) _exit(1);
     char end = 0;
@@ -116,13 +116,13 @@ TEST_F(MemoryReservationTest, ReservationsOfSiblingCgroupsShareTheLimit) {
   ASSERT_EQ(read(started[0], &ok, 1), 1);
   EXPECT_EQ(ok, 1);
   write("proc/self/cgroup", "0::/job/rank\n");
-  EXPECT_TRUE(make(20 * kMiB).ok());
+  EXPECT_TRUE(make(20 * kMebibyte).ok());
   // Blocks until the child's death gives back its reservation.
   std::thread killer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     kill(child, SIGKILL);
   });
-  Result<MemoryReservation> after = make(60 * kMiB);
+  Result<MemoryReservation> after = make(60 * kMebibyte);
   killer.join();
   int status = 0;
   EXPECT_EQ(waitpid(child, &status, 0), child);
@@ -133,7 +133,7 @@ TEST_F(MemoryReservationTest, ReservationsOfSiblingCgroupsShareTheLimit) {
 TEST_F(MemoryReservationTest, ConcurrentThreadsGetOnlyAvailableMemory) {
   for (int round = 0; round < 20; ++round) {
     constexpr int kThreads = 8;
-    set_limit("job", 100 * kMiB, 0);
+    set_limit("job", 100 * kMebibyte, 0);
     std::atomic<int> ready{0}, granted{0};
     std::atomic<bool> charged{false};
     std::vector<std::thread> threads;
@@ -141,11 +141,11 @@ TEST_F(MemoryReservationTest, ConcurrentThreadsGetOnlyAvailableMemory) {
       threads.emplace_back([&] {
         ++ready;
         while (ready < kThreads) std::this_thread::yield();
-        Result<MemoryReservation> mine = make(40 * kMiB);
+        Result<MemoryReservation> mine = make(40 * kMebibyte);
         if (!mine.ok()) return;
         // Like a kernel that charges: the second of two leaves nothing for the rest.
         if (++granted == 2) {
-          set_limit("job", 100 * kMiB, 80 * kMiB);
+          set_limit("job", 100 * kMebibyte, 80 * kMebibyte);
           charged = true;
         }
         while (!charged) std::this_thread::yield();
@@ -160,10 +160,10 @@ TEST_F(MemoryReservationTest, StuckLockDelaysReservationBriefly) {
   ASSERT_EQ(flock(holder, LOCK_EX), 0);
   // A rank's peers wait while it waits here, and must hear of a death within a second.
   const int64_t began_ns = monotonic_ns();
-  Result<MemoryReservation> first = make(40 * kMiB);
+  Result<MemoryReservation> first = make(40 * kMebibyte);
   EXPECT_TRUE(first.ok()) << first.status().message();
   // Announcements of other processes still count.
-  Result<MemoryReservation> second = make(40 * kMiB);
+  Result<MemoryReservation> second = make(40 * kMebibyte);
   EXPECT_TRUE(second.ok()) << second.status().message();
   EXPECT_LT(monotonic_ns() - began_ns,
             std::chrono::nanoseconds(MemoryReservation::kStaleAfter).count());
@@ -171,9 +171,9 @@ TEST_F(MemoryReservationTest, StuckLockDelaysReservationBriefly) {
 }
 
 TEST_F(MemoryReservationTest, StaleReservationIsIgnored) {
-  Result<MemoryReservation> stopped = make(80 * kMiB);
+  Result<MemoryReservation> stopped = make(80 * kMebibyte);
   ASSERT_TRUE(stopped.ok());
-  Result<MemoryReservation> other = make(80 * kMiB);
+  Result<MemoryReservation> other = make(80 * kMebibyte);
   EXPECT_TRUE(other.ok()) << other.status().message();
 }
 
@@ -187,21 +187,21 @@ TEST_F(MemoryReservationTest, LockedLedgerDoesNotBlockReservation) {
     lock.l_len = k == 2999 ? 0 : 1;
     ASSERT_EQ(fcntl(holder, F_OFD_SETLK, &lock), 0);
   }
-  EXPECT_TRUE(make(40 * kMiB).ok());
+  EXPECT_TRUE(make(40 * kMebibyte).ok());
   close(holder);
 }
 
 TEST_F(MemoryReservationTest, LimitsWithoutLockablePathAreStillEnforced) {
   std::filesystem::remove(root_ + "/proc/self/ns/time");
   write("proc/meminfo", "MemAvailable: 51200 kB\n");
-  EXPECT_FALSE(make(60 * kMiB).ok());
-  EXPECT_TRUE(make(30 * kMiB).ok());
+  EXPECT_FALSE(make(60 * kMebibyte).ok());
+  EXPECT_TRUE(make(30 * kMebibyte).ok());
 }
 
 TEST(MemoryReservation, ReservationOnThisMachineSucceeds) {
-  Result<MemoryReservation> reservation = MemoryReservation::make(kMiB);
+  Result<MemoryReservation> reservation = MemoryReservation::make(kMebibyte);
   ASSERT_TRUE(reservation.ok()) << reservation.status().message();
-  reservation.value().taken(kMiB);
+  reservation.value().taken(kMebibyte);
 }
 
 }  // namespace

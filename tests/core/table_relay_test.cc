@@ -36,7 +36,7 @@ constexpr uint64_t kMeeting = 0x1122334455667788;
 constexpr size_t kMostBytes = 64 << 20;
 // Never reached, even with sanitizers on a busy machine.
 constexpr seconds kPatience{60};
-const GiveUpCheck kNoReason = [] { return Status(); };
+const GiveUpCheck kNeverGivesUp = [] { return Status(); };
 
 // Every leader is on its own host; all are in one network, of loopback addresses.
 std::string network_of(int leader) { return "127.0.1." + std::to_string(leader + 1) + "/8"; }
@@ -117,13 +117,13 @@ TEST_P(TableRelayOf, EveryLeaderGetsTable) {
     std::string own = table;
     if (leader != 0) {
       Result<std::string> passed_on =
-          relay.fetch(node, kMeeting, kMostBytes, kNoReason, Deadline::after(kPatience));
+          relay.fetch(node, kMeeting, kMostBytes, kNeverGivesUp, Deadline::after(kPatience));
       ASSERT_TRUE(passed_on.ok()) << passed_on.status().message();
       own = std::move(passed_on).value();
     }
     EXPECT_EQ(own.size(), table.size());
     EXPECT_TRUE(own == table);
-    relay.pass_on(node, kMeeting, own, kNoReason, Deadline::after(kPatience));
+    relay.pass_on(node, kMeeting, own, kNeverGivesUp, Deadline::after(kPatience));
     relay.close();
   });
 }
@@ -132,14 +132,14 @@ TEST_P(TableRelayOf, EveryLeaderGetsTable) {
 Status failure_of_fetch(const std::string& where, size_t most_bytes = kMostBytes) {
   TcpRelay child = relay_of(1);
   Result<std::string> passed_on =
-      child.fetch(below(where), kMeeting, most_bytes, kNoReason, Deadline::after(kPatience));
+      child.fetch(below(where), kMeeting, most_bytes, kNeverGivesUp, Deadline::after(kPatience));
   return passed_on.ok() ? Status() : passed_on.status();
 }
 
 TEST(TableRelay, FetchFromSilentParentTimesOut) {
   TcpRelay parent = relay_of(0), child = relay_of(1);
   const std::string where = parent.listen().value();
-  Result<std::string> passed_on = child.fetch(below(where), kMeeting, kMostBytes, kNoReason,
+  Result<std::string> passed_on = child.fetch(below(where), kMeeting, kMostBytes, kNeverGivesUp,
                                               Deadline::after(milliseconds(200)));
   ASSERT_FALSE(passed_on.ok());
   EXPECT_EQ(passed_on.status().code(), Code::kTimeout);
@@ -160,7 +160,7 @@ TEST(TableRelay, FetchRefusesTableOfOtherMeeting) {
   TcpRelay parent = relay_of(0);
   const std::string where = parent.listen().value();
   std::thread passes([&] {
-    parent.pass_on(at_root(), kMeeting + 1, "table", kNoReason, Deadline::after(kPatience));
+    parent.pass_on(at_root(), kMeeting + 1, "table", kNeverGivesUp, Deadline::after(kPatience));
   });
   const Status status = failure_of_fetch(where);
   passes.join();
@@ -171,7 +171,8 @@ TEST(TableRelay, FetchRefusesTooLongTable) {
   TcpRelay parent = relay_of(0);
   const std::string where = parent.listen().value();
   std::thread passes([&] {
-    parent.pass_on(at_root(), kMeeting, table_of(1'000'000), kNoReason, Deadline::after(kPatience));
+    parent.pass_on(at_root(), kMeeting, table_of(1'000'000), kNeverGivesUp,
+                   Deadline::after(kPatience));
   });
   const Status status = failure_of_fetch(where, 500'000);
   passes.join();
@@ -183,7 +184,7 @@ TEST(TableRelay, FetchWithMalformedAddressFails) {
   const std::string where = parent.listen().value();
   const auto expect_malformed = [&](const std::string& text, int number) {
     Result<std::string> passed_on = child.fetch(below(text, number), kMeeting, kMostBytes,
-                                                kNoReason, Deadline::after(kPatience));
+                                                kNeverGivesUp, Deadline::after(kPatience));
     ASSERT_FALSE(passed_on.ok());
     EXPECT_NE(passed_on.status().message().find("malformed"), std::string::npos)
         << passed_on.status().message();
@@ -197,12 +198,12 @@ TEST(TableRelay, LateChildDelaysNoOtherChild) {
   TcpRelay parent = relay_of(0), second = relay_of(2);
   const std::string where = parent.listen().value();
   std::thread passes([&] {
-    parent.pass_on(at_root({1, 2}), kMeeting, "table", kNoReason, Deadline::after(kPatience));
+    parent.pass_on(at_root({1, 2}), kMeeting, "table", kNeverGivesUp, Deadline::after(kPatience));
   });
   const Status status = failure_of_fetch(where);
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_TRUE(
-      second.fetch(below(where, 2), kMeeting, kMostBytes, kNoReason, Deadline::after(kPatience))
+      second.fetch(below(where, 2), kMeeting, kMostBytes, kNeverGivesUp, Deadline::after(kPatience))
           .ok());
   passes.join();
 }
@@ -210,7 +211,7 @@ TEST(TableRelay, LateChildDelaysNoOtherChild) {
 TEST(TableRelay, WaitsEndAtDeadlineOrWithGiveUpReason) {
   TcpRelay parent = relay_of(0), child = relay_of(1);
   const std::string where = parent.listen().value();
-  parent.pass_on(at_root(), kMeeting, "table", kNoReason, Deadline::after(milliseconds(50)));
+  parent.pass_on(at_root(), kMeeting, "table", kNeverGivesUp, Deadline::after(milliseconds(50)));
   const GiveUpCheck reason = [] { return Status(Code::kPeerDied, "rank 7 has died"); };
   parent.pass_on(at_root(), kMeeting, "table", reason, Deadline::after(kPatience));
   Result<std::string> passed_on =
@@ -223,10 +224,11 @@ TEST(TableRelay, WaitsEndAtDeadlineOrWithGiveUpReason) {
 TEST(TableRelay, FetchFromParentOnSameHostSucceeds) {
   TcpRelay parent = relay_of(0), child = relay_of(0);
   const std::string where = parent.listen().value();
-  std::thread passes(
-      [&] { parent.pass_on(at_root(), kMeeting, "table", kNoReason, Deadline::after(kPatience)); });
+  std::thread passes([&] {
+    parent.pass_on(at_root(), kMeeting, "table", kNeverGivesUp, Deadline::after(kPatience));
+  });
   Result<std::string> passed_on =
-      child.fetch(below(where), kMeeting, kMostBytes, kNoReason, Deadline::after(kPatience));
+      child.fetch(below(where), kMeeting, kMostBytes, kNeverGivesUp, Deadline::after(kPatience));
   EXPECT_TRUE(passed_on.ok()) << passed_on.status().message();
   passes.join();
 }
@@ -265,8 +267,9 @@ TEST(TableRelay, StrangersGetNoTableAndDelayNoChild) {
   for (const std::string& says : {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"),
                                   table_of(4000), encode(hello), encode(hello).substr(0, 20)})
     strangers.push_back(stranger_at(where, says));
-  std::thread passes(
-      [&] { parent.pass_on(at_root(), kMeeting, "table", kNoReason, Deadline::after(kPatience)); });
+  std::thread passes([&] {
+    parent.pass_on(at_root(), kMeeting, "table", kNeverGivesUp, Deadline::after(kPatience));
+  });
   const Status status = failure_of_fetch(where);
   EXPECT_TRUE(status.ok()) << status.message();
   passes.join();

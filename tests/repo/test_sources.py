@@ -201,3 +201,20 @@ def test_messages_on_the_troubleshooting_page_are_in_the_sources() -> None:
     }
     assert low == {}
     assert share_of_words_known("this sentence is in none of the sources", known) == 0
+
+
+def test_any_core_tests_can_be_compiled_as_one(tmp_path: Path) -> None:
+    """Builds of tests unite twelve files each, and which ones meet depends on the list of files. So
+    the names in their unnamed namespaces must differ in all."""
+    lines = (ROOT / "CMakeLists.txt").read_text()
+    [alone] = re.findall(r"set\(test_sources_alone (.*)\)", lines)
+    names = {f"{name}_test.cc" for name in alone.split()}
+    folders = (ROOT / "tests" / "core", ROOT / "tests" / "transports")
+    files = [file for folder in folders for file in sorted(folder.glob("*_test.cc"))]
+    united = [file for file in files if file.name not in names]
+    assert len(united) == len(files) - len(names) > 12
+    source = tmp_path / "all.cc"
+    source.write_text("".join(f'#include "{file}"\n' for file in united))
+    options = ["-std=c++20", "-fsyntax-only", f"-I{ROOT}/tests/core", f"-I{ROOT}/csrc"]
+    result = subprocess.run(["c++", *options, source], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
