@@ -19,7 +19,7 @@ _ENDS_WITHIN_S = 60.0
 
 
 class ForkedRank:
-    """A rank that runs or has ended."""
+    """A rank that runs or has ended; has what tests/cluster uses of a HostProcess."""
 
     def __init__(self, output: Path) -> None:
         self.output_path = output
@@ -91,4 +91,10 @@ class RankStarter:
         return ForkedRank(output)
 
     def close(self) -> None:
-        self._process.communicate()  # closes its input
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
