@@ -143,8 +143,9 @@ def _ask_mpi4py(distributed_port: int, verbose: bool) -> None:
     except ImportError as error:
         raise RuntimeError(
             "the launcher's variables lack one or more of rank, size, local rank and rank 0's "
-            "address; if only the address is missing, set MASTER_ADDR to the host of rank 0, else "
-            f"start the program with torchrun, or install mpi4py (pip install mpi4py; {error})"
+            f"address, and mpi4py cannot be imported ({error}); if only the address is missing, "
+            "set MASTER_ADDR to the host of rank 0, else start the program with torchrun, or "
+            "install mpi4py"
         ) from error
     world = MPI.COMM_WORLD
     rank = world.Get_rank()

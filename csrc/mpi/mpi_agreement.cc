@@ -112,8 +112,9 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
 }
 
 std::string explain_lost_difference(const CallRecord& call) {
-  return format_text("{} before call #{}, too long ago for its record{}", kDifferentCalls,
-                     call.number(), kMakeSameCalls);
+  return format_text(
+      "{} before call #{} (no record is left), or as that call with other counts or match_id{}",
+      kDifferentCalls, call.number(), kMakeSameCalls);
 }
 
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,

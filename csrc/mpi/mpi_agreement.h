@@ -121,7 +121,8 @@ inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks *
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected);
 
-// The message for ranks that make the same call now, but differed in one that is no longer kept.
+// The message for ranks whose records of this call read the same: they differed in a call that is
+// no longer recorded, or in what a record does not show.
 std::string explain_lost_difference(const CallRecord& call);
 
 // The message that says which ranks differ, and in what. `sides`: encode_side() of all ranks,

@@ -14,7 +14,7 @@
 namespace dscomm {
 namespace {
 
-// How long channels to other ranks do not probe after a probe found nothing. A pass over a few
+// Once a probe finds nothing, channels to other ranks do not probe for this long. A pass over a few
 // hundred channels takes less, so a pass in which nothing has arrived costs one probe.
 constexpr int64_t kPassNs = 10'000;
 

@@ -681,11 +681,11 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const auto mine = static_cast<size_t>(getRank());
   if (body.in_counts[mine] != body.out_counts[mine])
     raise_value_error(
-        "{}: output_split_sizes[{}]: got {} elements, expected {} (as many as this rank sends to "
-        "itself, input_split_sizes[{}]); make the two split sizes equal (or, without split sizes, "
-        "input and output equally long), and the rows of input and output equally long",
-        describe_call("all_to_all_single", *group_), mine, body.out_counts[mine],
-        body.in_counts[mine], mine);
+        "{}: this rank sends {} elements to itself and expects {}; make input_split_sizes[{}] and "
+        "output_split_sizes[{}] equal (without split sizes: the lengths of input and output), and "
+        "the rows of both equally long",
+        describe_call("all_to_all_single", *group_), body.in_counts[mine], body.out_counts[mine],
+        mine, mine);
   if (body.ins[0].overlaps(body.outs[0])) body.ins[0].stage();
   body.in_pointers = slices_of<const void*>(body.ins[0], body.in_counts);
   body.out_pointers = slices_of<void*>(body.outs[0], body.out_counts);

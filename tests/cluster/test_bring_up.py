@@ -39,7 +39,7 @@ def test_hosts_with_bridge_of_same_address_connect(make_hosts: Callable[[int], H
         check_results(job, at_least=500)
 
 
-def test_routed_subnets_with_bridge_of_same_address_connect(
+def test_hosts_in_routed_subnets_with_same_bridge_address_connect(
     make_hosts: Callable[..., Hosts],
 ) -> None:
     """No network is common to the hosts, and the one that seems to be leads nowhere."""

@@ -89,7 +89,7 @@ def test_attack_from_same_host_delays_no_rank(make_hosts: Callable[[int], Hosts]
 
 
 @pytest.mark.drill
-def test_attack_from_peer_host_of_the_job_delays_no_rank(
+def test_attack_from_other_host_of_the_job_delays_no_rank(
     make_hosts: Callable[[int], Hosts],
 ) -> None:
     hosts = make_hosts(2)

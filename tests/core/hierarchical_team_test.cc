@@ -132,7 +132,7 @@ TEST_P(Placements, MismatchedCallsFailOnAllRanks) {
 }
 
 // The order is by domain, then by rank; with these values another order gives other bits.
-TEST(HierarchicalTeam, SumIsComputedByDomainThenRank) {
+TEST(HierarchicalTeam, SumIsTakenInOrderOfDomainThenRank) {
   const float values[4] = {1e8f, 1.0f, -1e8f, 1.0f};
   auto sum_over = [&](const Domains& domains) {
     std::atomic<float> result = 0;

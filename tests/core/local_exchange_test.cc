@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/team/departure.h"
 #include "environment.h"
 #include "in_process.h"
 
@@ -55,7 +56,7 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreReported) {
         Status death;
         while (death.ok()) death = leader->await_messages(10'000'000, make_deadline());
         EXPECT_EQ(death.code(), Code::kPeerDied);
-        EXPECT_EQ(death.message(), "rank 2 died or exited");
+        EXPECT_EQ(death.message(), std::string("rank 2 died or exited") + kDeathAdvice);
         leader->send_failure(death);
         return;
       }
@@ -68,7 +69,8 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreReported) {
       if (rank == victim) return;
       Result<LocalMessage> word = member->await(kNoReason, make_deadline());
       ASSERT_FALSE(word.ok());
-      EXPECT_EQ(word.status().message(), "rank " + std::to_string(victim) + " died or exited");
+      EXPECT_EQ(word.status().message(),
+                "rank " + std::to_string(victim) + " died or exited" + kDeathAdvice);
       EXPECT_EQ(member->has_ended(), victim == 0);
     });
   }

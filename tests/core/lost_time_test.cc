@@ -133,7 +133,7 @@ class CheckNothing final : public WaitMonitor {
 };
 
 // If a rank is stopped between two waits of a call, no slice of a sleep notes it.
-TEST(TimeLeft, WaitStartsWithTimeLeftAtLastCheck) {
+TEST(TimeLeft, TimeSinceLastQueryIsLeftOutWhenWaitStarts) {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(1500));
   (void)deadline.remaining_ns();
   sleep_ms(1300);

@@ -275,7 +275,7 @@ TEST(ShmTeam, DeathNamesTheRankOnAllRanks) {
       // A fast rank must not end the group for a slow one that is still in the first call.
       while (reduced < 4) std::this_thread::yield();
       party.directory->die();
-      // The thread lives on, as the memory of a killed process does while it is mapped.
+      // Keeps the Team: its destructor would leave the group, as no killed process does.
       std::this_thread::sleep_for(milliseconds(500));
       return;
     }
@@ -873,8 +873,8 @@ TEST(StagingMemory, CallInFullArenaTimesOut) {
   EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
   for (const char* part :
        {"timed out after 200 ms", "the arena of 16777216 bytes is full", "DSCOMM_ARENA_BYTES",
-        "members of this rank's other groups have not read its data; if those members are only "
-        "slow",
+        "members of this rank's other groups have not read what it shared; if those members "
+        "are only slow",
         "broadcast #1 of group"})
     EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }

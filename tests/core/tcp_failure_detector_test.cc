@@ -622,9 +622,7 @@ TEST(TcpFailureDetector, MemberStoppedAfterConnectIsNamed) {
         connections.push_back(stranger_at(invitation, encode(hello)));
       }
       for (UniqueFd& connection : connections)
-        for (char byte; recv(connection.get(), &byte, 1, 0) > 0;)
-          continue;  // until the peer
-                     // closes it
+        for (char byte; recv(connection.get(), &byte, 1, 0) > 0;) continue;  // until it is closed
     } else {
       Result<DetectorPtr> detector =
           TcpFailureDetector::connect(request_of(rank, 3), store, Deadline::after(seconds(1)));

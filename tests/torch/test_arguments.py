@@ -110,8 +110,8 @@ def _arguments_case() -> None:
             torch.zeros(5), torch.zeros(6), [5 * n for n in to_itself], [6 * n for n in to_itself]
         ),
         "all_to_all_single in group '",
-        f"': output_split_sizes[{rank}]: got 5 elements, expected 6 (as many as this rank",
-        f"sends to itself, input_split_sizes[{rank}])",
+        "': this rank sends 6 elements to itself and expects 5; make ",
+        f"input_split_sizes[{rank}] and output_split_sizes[{rank}] equal",
     )
     _refuses(lambda: dist.isend(t, (rank + 1) % size, tag=-5), "send in group '", "': tag: got -5")
     _refuses(

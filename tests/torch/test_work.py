@@ -28,7 +28,7 @@ def test_callbacks_may_start_calls(ranks: RankSets) -> None:
     ranks(2).run(callbacks_case)
 
 
-def test_queued_calls_survive_dropped_tensors_and_works(ranks: RankSets) -> None:
+def test_queued_calls_survive_dropped_tensors_and_work_objects(ranks: RankSets) -> None:
     ranks(3).run(lifetime_case)
 
 

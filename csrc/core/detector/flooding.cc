@@ -37,10 +37,7 @@ Status describe_loss(const std::string& name, int error) {
     case 0:
     case EPIPE:
     case ECONNRESET:
-      return Status(Code::kPeerDied,
-                    name +
-                        " died or exited without leaving; look for its own error, a signal or "
-                        "the out-of-memory killer in its output and the system log");
+      return Status(Code::kPeerDied, name + " died or exited without leaving" + kDeathAdvice);
     case EPROTO:
       return Status(Code::kPeerDied, name +
                                          " sent what is no message of dscomm, so that its "

@@ -253,10 +253,7 @@ Status Rendezvous::listen_to(int rank, Peer& peer) {
     DSCOMM_RETURN_IF_ERROR(handle(rank, peer, message));
   if (is_started_ || !peer.connection.ended()) return {};
   return error(Status(Code::kPeerDied,
-                      name(rank) +
-                          " died or exited while the members connected; look for its own "
-                          "error, a signal or the out-of-memory killer in its output and the "
-                          "system log"));
+                      name(rank) + " died or exited while the members connected" + kDeathAdvice));
 }
 
 Status Rendezvous::handle(int rank, Peer& peer, const Message& message) {
@@ -351,8 +348,8 @@ void Rendezvous::say(Peer& peer, const Message& message) {
 // Tells connected members over their connections and, unless it gives up because of another's
 // failure, the others through the store, which decides which cause was first. After a timeout, it
 // tells connected members first: the deadline passes for many members at once, and exchange_.fail()
-// lets rank 0 go first. A member that times out although it has all of its connections does not
-// tell the store: others are the cause, and the store may not answer.
+// waits, to let rank 0 go first. A member that times out although it has all of its connections
+// does not tell the store: others are the cause, and the store may not answer.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = has_failure_ || exchange_.has_read_failure();

@@ -537,7 +537,7 @@ Status Group::gone(int global_rank) const {
                                   [](const auto& peer) { return peer != nullptr; });
   if (of_host_ != nullptr && of_host_->has_left(static_cast<int>(here)))
     return Status(Code::kPeerLeft, name + " has left and ended");
-  return Status(Code::kPeerDied, name + " died or exited");
+  return Status(Code::kPeerDied, name + " died or exited" + kDeathAdvice);
 }
 
 Status Group::gone(const std::vector<int>& global_ranks) const {

@@ -14,6 +14,7 @@
 #include "core/base/packer.h"
 #include "core/formation/tcp_relay.h"
 #include "core/store/store_exchange.h"
+#include "core/team/departure.h"
 
 namespace dscomm {
 namespace {
@@ -325,7 +326,7 @@ class FormationRun {
     if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->handle_messages());
     Status cause = modex_.final_cause(rank);
     if (!cause.ok()) return cause;
-    return Status(Code::kPeerDied, name_rank(rank) + " died or exited");
+    return Status(Code::kPeerDied, name_rank(rank) + " died or exited" + kDeathAdvice);
   }
 
   bool is_here(int rank) const {

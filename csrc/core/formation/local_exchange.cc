@@ -11,6 +11,7 @@
 #include "core/base/packer.h"
 #include "core/shm/mailbox/layout.h"
 #include "core/shm/memory/abstract_socket.h"
+#include "core/team/departure.h"
 
 namespace dscomm {
 namespace {
@@ -66,7 +67,7 @@ Status unpack_cause(const std::string& text) {
 }
 
 Status death_of(const std::string& name) {
-  return Status(Code::kPeerDied, name + " died or exited");
+  return Status(Code::kPeerDied, name + " died or exited" + kDeathAdvice);
 }
 
 }  // namespace

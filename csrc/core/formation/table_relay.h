@@ -37,7 +37,7 @@ class TableRelay {
  public:
   virtual ~TableRelay() = default;
 
-  // Listens at a new address. Returns text by which a child finds this relay.
+  // Listens, anew if called again. Returns text by which a child finds this relay.
   virtual Result<std::string> listen() = 0;
   // Gets the table of a meeting, of at most most_bytes, from the parent. kTimeout at `limit`, or
   // the reason of `check`.

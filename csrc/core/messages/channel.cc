@@ -291,7 +291,8 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   const auto wrong = [this](const char* how) {
     return Status(Code::kInternal, "the channel from " + peer_->describe() + how);
   };
-  constexpr const char* kOutside = " lies outside its memory";
+  constexpr const char* kOutside =
+      " lies outside its memory; do all ranks run one build of dscomm?";
   if (their_cells_invalid_) return wrong(kOutside);
   const Cell& cell = their_cells_[consumed_ % kRingCells];
   // seq_cst: acquires the cell; load half of the Dekker pair with the peer's publish().

@@ -34,9 +34,7 @@ MemberLife read_member_life(const Alive& alive, const HasLeft& has_left) {
 
 // "rank 1 died or exited without leaving the group; look for ..."
 inline std::string death_text(const std::string& member) {
-  return member +
-         " died or exited without leaving the group; look for its own error, a signal or the "
-         "out-of-memory killer in its output and the system log";
+  return member + " died or exited without leaving the group" + kDeathAdvice;
 }
 
 // The error of a send to, or a receive from, a member that is gone.

@@ -25,9 +25,9 @@ inline constexpr size_t kCellDataBytes = kLinePairBytes - sizeof(uint64_t) - siz
 struct alignas(kLinePairBytes) Cell {
   // How many cells the owner has filled, including this one; the receiver polls for the next count.
   // Stored after header and data by Channel::publish(): by a release store if the sender fills the
-  // next cell at once (a run of cells), else by a seq_cst exchange, which a fence follows if the
-  // cell ends a run. The receiver polls by relaxed loads; next_cell() loads seq_cst. Dekker pair
-  // with the receiver's ArenaHeader::doorbell_sleepers.
+  // next cell at once (in a run of cells), else by a seq_cst exchange. A fence follows at the end
+  // of a run. The receiver polls by relaxed loads; next_cell() loads seq_cst. Dekker pair with the
+  // receiver's ArenaHeader::doorbell_sleepers.
   std::atomic<uint64_t> number;
   // Not atomic: written before `number` and read after it. Once the receiver has given the cell
   // back, the owner may overwrite bytes of it at any time, to prefetch its cache lines for

@@ -77,7 +77,7 @@ class CellChannel {
   // The error that keeps cells from getting through, in either direction; OK while cells do.
   virtual Status failure() const { return {}; }
 
-  // Whether a published cell still needs this process to get through.
+  // Whether this process must still act for a published cell to arrive: its send is unfinished.
   virtual bool in_flight() = 0;
 
   // After the peer's death: frees the channel's memory.

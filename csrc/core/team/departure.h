@@ -7,9 +7,14 @@
 
 namespace dscomm {
 
+// The advice in messages about a process that died or exited.
+inline constexpr char kDeathAdvice[] =
+    "; look for its own error, a signal or the out-of-memory killer in its output and the system "
+    "log";
+
 struct Departure {
-  // The type of the unhandled exception that ended the process; empty if it ended without an
-  // exception; nullopt if the rank had left its group.
+  // The type of the unhandled exception that ended the process; empty if none is known;
+  // nullopt if the rank had left its group.
   std::optional<std::string> exception;
 
   // "left the group", "ended without destroy_process_group()", "was ended by an unhandled

@@ -206,7 +206,7 @@ Status HierarchicalTeam::leave() {
   Status first;
   for (Team* team : teams_) {
     Status found = team->leave();
-    // Abort the other Teams, too, so that members that are still in them get the difference.
+    // Abort the other Teams, too, so that members that are still in them get this error.
     if (first.ok() && !found.ok()) abort(first = found);
   }
   return ended.ok() ? first : Status();

@@ -42,9 +42,9 @@ bool filter_types(hwloc_topology_t topology) {
   return true;
 }
 
-// The objects of this type that partition the cpus. NUMA nodes that repeat cpus of others are left
-// out: hwloc gives a node of far memory the cpus of its parent object, which are those of several
-// nodes, and a node of fast memory those of an earlier node, the ordinary memory beside it.
+// The objects of this type, without NUMA nodes that repeat cpus of others. In hwloc, a node of far
+// memory has the cpus of its parent object, so those of several nodes. A node of fast memory has
+// those of the ordinary node beside it, which comes earlier.
 std::vector<hwloc_obj_t> objects_of(hwloc_topology_t topology, hwloc_obj_type_t type) {
   std::vector<hwloc_obj_t> all, chosen;
   for (hwloc_obj_t object = hwloc_get_next_obj_by_type(topology, type, nullptr); object != nullptr;

@@ -227,8 +227,8 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
                      [&](const Interface& interface) { return matches(word, interface); }))
       return make_status(
           Code::kUnsupported,
-          "DSCOMM_IFNAME: '{}' is neither the name of an interface that is up nor a network in "
-          "which one has an address; those that are up and not loopback: {}",
+          "DSCOMM_IFNAME: '{}' is neither the name of a usable interface nor the network of one; "
+          "usable (up, connected, with an address, not loopback): {}",
           word, there);
   std::vector<std::string> selected;
   for (const Interface& interface : interfaces)

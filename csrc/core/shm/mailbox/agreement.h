@@ -35,8 +35,8 @@ class Agreement {
   // when they leave. `reads_all`: the call needs data from every member. Call it between two calls
   // of this group, on the thread of the calls.
   void note_call(const CallRecord& call, bool reads_all);
-  // The error if a member is gone and had not begun the call that was noted last, and that call was
-  // noted with `reads_all`; else OK. Thread-safe.
+  // If the call noted last has `reads_all`: the error if a member is gone and had not begun it.
+  // Else OK. Thread-safe.
   Status find_missing_member() const;
   // Call it when this rank leaves. kMismatch if a member's calls differ.
   Status compare_last_calls();

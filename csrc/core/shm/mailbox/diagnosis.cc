@@ -176,7 +176,7 @@ Status Mailboxes::ask_until(const std::function<bool()>& is_there, const std::st
           Code::kTimeout,
           format_text(
               "timed out after {} waiting for {}; {}{}", deadline.timeout_text(), what,
-              late.empty() ? "members of this rank's other groups have not read its data"
+              late.empty() ? "members of this rank's other groups have not read what it shared"
                            : "the calls before this one are unfinished on " + late,
               late.empty() ? raise_the_timeout("those members are") : timeout_advice(late)));
     deadline.nap(pause);

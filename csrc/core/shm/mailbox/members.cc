@@ -114,10 +114,7 @@ MemberState Members::member_state(int member, bool thoroughly) const {
 Status Members::gone(int member, MemberState member_state, const std::string& died,
                      const std::string& left) const {
   if (member_state == MemberState::kDied)
-    return make_status(Code::kPeerDied,
-                       "{} died or exited{}; look for its own error, a signal or the "
-                       "out-of-memory killer in its output and the system log",
-                       name(member), died);
+    return make_status(Code::kPeerDied, "{} died or exited{}{}", name(member), died, kDeathAdvice);
   const Departure departure = this->departure(member);
   return make_status(Code::kPeerLeft, "{} {}{}; {}", name(member), departure.how(), left,
                      departure.advice());

@@ -99,7 +99,8 @@ Result<Mapping> map_for_reading(int fd, size_t bytes) {
   int seals = fcntl(fd, F_GET_SEALS);
   if (fstat(fd, &memory) != 0 || static_cast<uint64_t>(memory.st_size) < bytes || seals < 0 ||
       (seals & F_SEAL_SHRINK) == 0)
-    return Status(Code::kUnsupported, "the memory it handed over could shrink or is too small");
+    return Status(Code::kUnsupported,
+                  "the memory it handed over is too small, or not sealed against shrinking");
   void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED)
     return make_status(Code::kResource,
