@@ -106,7 +106,7 @@ def initialize_sub_comm(size: int, rank: int, kvs: Any, ranks: list[int]) -> Non
     if len(key) != size or not 0 <= rank < size or key[rank] != _rank:
         raise ValueError(
             f"initialize_sub_comm: got size {size}, rank {rank} and ranks {list(ranks)}; expected "
-            f"{size} ranks, with this rank, {_rank}, at position {rank}"
+            f"{size} ranks, with this rank, {_rank}, at position {rank} (of 0 to {size - 1})"
         )
     name = "ccl " + ",".join(map(str, key))
     _groups[key] = _make_group(name, list(key), rank, kvs)

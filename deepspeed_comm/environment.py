@@ -117,7 +117,7 @@ def discover(
         _set_missing(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0)
         # A free port, so that two programs of one host do not meet.
         _set_missing(MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port())
-        _tell("no launcher, so a world of one:", verbose)
+        _tell("single-rank (no launcher)", verbose)
     return None
 
 

@@ -134,7 +134,7 @@ def _ranks_of_unlisted(group: Any) -> list[int]:
             return ranks
     raise ValueError(
         f"neither torch nor the backend of group '{group.group_name}' knows its global ranks; use "
-        "group.rank() and group.size(), and calls with group_src or group_dst"
+        "group.rank() and group.size(), and torch.distributed's calls with group_src or group_dst"
     )
 
 

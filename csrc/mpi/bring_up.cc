@@ -157,9 +157,9 @@ class BringUp {
     if (level >= MPI_THREAD_MULTIPLE) return {};
     return Status(Code::kUnsupported,
                   "MPI was initialised without MPI_THREAD_MULTIPLE, which dscomm needs because it "
-                  "calls MPI from threads of its own; ask MPI_Init_thread for it (in mpi4py: "
-                  "mpi4py.rc.thread_level = 'multiple' before MPI is imported), or let dscomm "
-                  "initialise MPI");
+                  "calls MPI from threads of its own; if the program initialised it, ask for that "
+                  "level (in mpi4py: mpi4py.rc.thread_level = 'multiple' before MPI is imported), "
+                  "else install an MPI that has it");
   }
 
   Status agree_on_plan() {
@@ -220,8 +220,8 @@ class BringUp {
     std::string reason;
     if (plan().origin == MpiOrigin::kLauncher)
       reason =
-          "; it waits for all ranks of the launcher's job, so all of them must be in the first "
-          "group that spans hosts";
+          "; it waits for all ranks of the launcher's job: see whether each runs and makes this "
+          "group";
     else if (const std::string hosts = start().waiting_for(); !hosts.empty())
       reason = "; it waits for the ranks of " + hosts;
     return Status(status.code(), status.message() + reason);
@@ -311,7 +311,7 @@ class BringUp {
     }
     if (status.code() == Code::kTimeout && !exchange_.has_read_failure())
       status = Status(status.code(), status.message() +
-                                         ": the first messages between the hosts do not arrive; " +
+                                         "; a rank may be stopped, or the network wrong: " +
                                          start().networks_used());
     if (!status.ok()) return own(status);
     if (answer->code != MPI_SUCCESS)
@@ -376,7 +376,7 @@ void MpiWorld::leave(const Deadline& deadline) {
   Status status = run_abandonable(
       "MPI_Finalize", [] { (void)guarded_blocking([] { return MPI_Finalize(); }); }, deadline,
       [] { return Status(); });
-  if (!status.ok()) log_line(LogLevel::kWarn, "{}", status.message());
+  if (!status.ok()) log_line(LogLevel::kWarn, "{}; see which rank does not end", status.message());
 }
 
 void MpiWorld::close_descriptors() {

@@ -184,8 +184,8 @@ void check_calls(guard::Calls& calls, Seen* seen) {
   if (!is_asleep && cpu_ns(calls.thread) - seen->cpu_at_first_ns < kBusyNs) return;
   if (seen->signals++ == 0)
     log_line(LogLevel::kWarn,
-             "a call of MPI does not return, as when a rank has died or a connection is broken: it "
-             "is left, and MPI is not called again in this process");
+             "a call of MPI does not return, as when a rank has died or a connection is broken: "
+             "dscomm gives it up, and groups of several hosts no longer work in this process");
   // Release stores: pair with the acquire loads in the signal handler, leave_call().
   const bool is_patient = seen->ticks < kPatientTicks || seen->signals == 1;
   calls.from.store(is_asleep    ? guard::Calls::kAnywhere

@@ -87,7 +87,7 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
                  : MPI_Isend(nullptr, 0, MPI_BYTE, target, tag, comm, &requests[1]);
     });
     if (code != MPI_SUCCESS) return reason_or(mpi_error("a message of MPI", code), deadline, check);
-    monitor.expect(name(before) + ", which may be waiting for another rank");
+    monitor.expect(name(before) + ", which may be stopped, or wait for another rank");
     const Status status = wait_for(&requests, kMeetingPolicy, deadline, monitor);
     if (status.ok()) continue;
     // Cancel the receive, because a later meeting with this tag posts a new one.

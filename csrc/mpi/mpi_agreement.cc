@@ -113,7 +113,7 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
 
 std::string explain_lost_difference(const CallRecord& call) {
   return format_text(
-      "{} before call #{} (no record is left), or as that call with other counts or match_id{}",
+      "{} before call #{} (no longer recorded), or made it with other counts or match_id{}",
       kDifferentCalls, call.number(), kMakeSameCalls);
 }
 
@@ -122,10 +122,8 @@ std::string explain_split(Collective kind, const std::string& sender, uint64_t s
   if (kind == Collective::kScatter)
     return format_text("{} scatters {} elements to {}, whose output holds {}; make both equal",
                        sender, sent, receiver, expected);
-  return format_text("{} sends {} elements to {}, which expects {}; {}", sender, sent, receiver,
-                     expected,
-                     kind == Collective::kAllToAll ? "make the split sizes of both equal"
-                                                   : "make the counts of both equal");
+  return format_text("{} sends {} elements to {}, which expects {}; make both equal", sender, sent,
+                     receiver, expected);
 }
 
 std::string explain_mismatch(std::span<const std::byte> bytes,

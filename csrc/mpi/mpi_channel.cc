@@ -53,7 +53,7 @@ Status MpiChannel::failed(const char* what, int code) const {
   Status refused = mpi_error(what, code);
   // MPI gives up for the whole process, perhaps because of another peer, so do not name this one.
   if (mpi_gave_up()) return refused;
-  return Status(refused.code(), "the channel to " + peer_ + ": " + refused.message());
+  return Status(refused.code(), "messages to or from " + peer_ + ": " + refused.message());
 }
 
 Status MpiChannel::open(size_t channel_bytes, uint64_t) {

@@ -24,7 +24,7 @@ inline Status mpi_error(const char* call, int code) {
         Code::kInternal,
         "{} failed: MPI no longer works in this process ({}); start the job again to use "
         "groups of several hosts",
-        call, words.empty() ? "a connection to another process broke" : words));
+        call, words.empty() ? "a call did not return" : words));
   }
   char text[MPI_MAX_ERROR_STRING] = "no reason given";
   int length = 0;

@@ -39,7 +39,7 @@ Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
   if (memory_ == nullptr) {
     data_bytes_ = table_entries_ = 0;
     return make_status(Code::kResource,
-                       "a rank's host lacks {} bytes for staging; free memory there", bytes);
+                       "cannot allocate {} bytes for this call; free memory on this host", bytes);
   }
   const auto address = reinterpret_cast<uintptr_t>(memory_.get());
   std::byte* line = memory_.get() + (kLine - address % kLine) % kLine;

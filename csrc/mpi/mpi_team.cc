@@ -546,8 +546,8 @@ Status MpiTeam::timed_out(CallPhase phase, const std::vector<Answer>& answers) {
                     (phase == CallPhase::kEntering ? ", not yet in this call"
                                                    : ", not yet so far in this call") +
                     timeout_advice(behind));
-  return fail(Code::kTimeout, format_text("{}messages, though every rank has made this call; look "
-                                          "at the network between the hosts{}",
+  return fail(Code::kTimeout, format_text("{}messages, though every rank awaited has made this "
+                                          "call; look at the network between the hosts{}",
                                           after, raise_the_timeout("it is")));
 }
 

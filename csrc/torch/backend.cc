@@ -204,8 +204,8 @@ void DscommBackend::startCoalescing() {
   end_abandoned_coalescing();
   if (!coalescing_thread_.compare_exchange_strong(nobody, std::this_thread::get_id()))
     raise_value_error(
-        "startCoalescing: calls of group '{}' are being coalesced already; call endCoalescing "
-        "first",
+        "startCoalescing: calls of group '{}' are being coalesced already; end that first "
+        "(endCoalescing, or leave its _coalescing_manager)",
         group_->name());
   coalesced_.clear();
   const WithGil with_gil;
@@ -217,8 +217,9 @@ void DscommBackend::startCoalescing() {
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::endCoalescing() {
   if (!coalescing())
-    raise_value_error("endCoalescing: this thread has not started to coalesce calls of group '{}'",
-                      group_->name());
+    raise_value_error(
+        "endCoalescing: this thread has not started to coalesce calls of group '{}', or one failed",
+        group_->name());
   auto work = c10::make_intrusive<CoalescedWork>(getRank(), std::move(coalesced_));
   end_coalescing();
   return work;

@@ -107,7 +107,7 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
     Status status =
         make_status(Code::kMismatch,
                     "rank {} has a sparse tensor of {}, rank {} one of {}; every rank must pass "
-                    "the same shape and dtype",
+                    "the same shape, dtype and number of sparse dimensions",
                     k, headers[k].text(), team.rank(), header.text());
     team.abort(status);
     return team.failure();

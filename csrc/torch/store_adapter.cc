@@ -48,7 +48,7 @@ Status StoreAdapter::failed(const char* what, const std::string& key,
     reason = c10_error->what_without_backtrace();
   return make_status(Code::kResource,
                      "the store through which ranks meet{} failed to {} key '{}': {}; see whether "
-                     "the process that keeps it has died, and why",
+                     "the process (or the file) that keeps it is gone, and why",
                      keeper_text_, what, key, reason);
 }
 

@@ -128,11 +128,11 @@ class Measurement:
             mine = f"{type(error).__name__}: {lines[0]}"
         everyones = self.ledger.gather(mine) or []
         failed = [rank for rank, each in enumerate(everyones) if each is not None]
-        partly = 0 < len(failed) < len(everyones)
+        partly = failed if len(failed) < len(everyones) else []
         reason, partly = self.ledger.agree([everyones[failed[0]] if failed else None, partly])
         if partly:
             raise RuntimeError(
-                f"{name}: {setting.collective} failed on some ranks, but not on all: {reason}"
+                f"{name}: {setting.collective} failed on ranks {partly}, but not on all: {reason}"
             )
         return None if reason is None else str(reason)
 

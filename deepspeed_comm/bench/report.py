@@ -43,8 +43,8 @@ def _cells(texts: tuple[str, ...]) -> str:
 def line_of(found: Row | Refusal, ratio: float | None = None) -> str:
     """One line of the table. ratio: the time relative to the first backend's."""
     if isinstance(found, Refusal):
-        what = f"{found.collective} of {found.type}, {found.redop}"
-        return f"# {found.backend} does not support {what}: {found.reason}"
+        what = f"{found.collective} here (type {found.type}, redop {found.redop})"
+        return f"# {found.backend} cannot run {what}: {found.reason}"
     wrong = "N/A" if found.wrong is None else str(found.wrong)
     cells = (
         *(str(found.size_bytes), str(found.count), found.type, found.redop, str(found.root)),

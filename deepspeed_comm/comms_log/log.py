@@ -118,8 +118,8 @@ class CommsLogger:
         of_name = self._records.setdefault(name, {})
         if size not in of_name and self._record_count >= MOST_RECORDS:
             warn_once(
-                f"the communication log has {MOST_RECORDS} message sizes; a new size is rounded up "
-                "to a power of two"
+                f"the communication log has {MOST_RECORDS} rows (name and size); a new size is "
+                "rounded up to a power of two"
             )
             size = 1 << (size - 1).bit_length() if size > 0 else 0
         if size not in of_name:

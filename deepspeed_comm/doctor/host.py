@@ -207,12 +207,12 @@ def _check_address_space(finding: Finding) -> None:
         finding.say(f"the limit on {name} (ulimit {option}) is {_size(soft)}")
         if arena < _LEAST_ARENA_BYTES:
             finding.problem(
-                f"that leaves {_size(arena)} for shared memory; the minimum is 1.0 MiB",
+                f"ulimit {option} leaves {_size(arena)} for shared memory; the minimum is 1.0 MiB",
                 f"raise it: ulimit {option} unlimited",
             )
         elif arena < wanted:
             finding.warn(
-                f"that leaves {_size(arena)} for a rank's shared memory, of the "
+                f"ulimit {option} leaves {_size(arena)} for a rank's shared memory, of the "
                 f"{_size(wanted)} of DSCOMM_ARENA_BYTES, so fewer groups fit",
                 f"raise it: ulimit {option} unlimited",
             )

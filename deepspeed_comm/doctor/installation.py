@@ -106,7 +106,7 @@ def check_extension(finding: Finding, examination: Examination) -> None:
     if "extension_error" in facts:
         # The message has the command that rebuilds the module, or names the missing library.
         missing = re.search(r"\(lib(hwloc|hwy)\S* cannot open", facts["extension_error"])
-        advice = "run the command above"
+        advice = "do what the message says"
         if missing:
             advice = "apt-get install libhwloc15 libhwy1, or their packages on this system"
         finding.problem(facts["extension_error"], advice)
@@ -199,7 +199,7 @@ def check_instruction_set(finding: Finding, examination: Examination) -> None:
     finding.facts.update(best=best)
     if best is not None and _VECTORS.get(target, 5) < _VECTORS[best]:
         finding.warn(
-            f"the processor supports {best}, but reductions do not use it",
+            f"the processor supports {best.replace('AVX3', 'AVX-512')}, but no reduction uses it",
             "build deepspeed_comm on this host with GCC 12 or newer",
         )
 

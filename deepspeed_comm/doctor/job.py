@@ -49,7 +49,7 @@ def check_launcher(finding: Finding, examination: Examination) -> None:
             )
     if not given and place is None:
         finding.say(
-            "none: a program started like this is a world of one rank, unless it passes its rank"
+            "none: init_distributed() makes a world of one rank, init_process_group() needs a rank"
         )
     missing = [name for name in _launcher_variables.REQUIRED[:3] if name not in given]
     if given and missing and place is None and given.get("WORLD_SIZE") != "1":

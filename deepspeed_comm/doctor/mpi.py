@@ -43,7 +43,7 @@ def _say_none(finding: Finding, examination: Examination) -> None:
         return
     finding.say("none: groups cannot span hosts")
     finding.problem(
-        f"groups that span hosts need {examination.mpi.name}, which this build does not have",
+        f"groups that span hosts need an MPI, and this build has no {examination.mpi.name}",
         f"install {' or '.join(each.to_build for each in examination.libraries)}, then install "
         "deepspeed_comm again",
     )
@@ -83,7 +83,10 @@ def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary) -> None:
             f"use an installation of {name} that was built with it",
         )
     elif answer.ended:
-        finding.warn(f"MPI_Finalize fails ({answer.reason})", "a program may end with an error")
+        finding.warn(
+            f"MPI_Finalize fails ({answer.reason}), so programs may end with an error",
+            "try a small MPI program with mpirun",
+        )
 
 
 def environment_for_mpi(environment: Mapping[str, str]) -> dict[str, str]:

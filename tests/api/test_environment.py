@@ -206,4 +206,4 @@ def test_program_without_launcher_is_world_of_one(bare: pytest.MonkeyPatch) -> N
     answer = json.loads(result.stdout.splitlines()[-1])
     assert answer == [[1.0, 1.0, 1.0], "dscomm", ["0", "1", "0", "127.0.0.1"]]
     # One line says what was found where.
-    assert result.stderr.count("Discovered no launcher, so a world of one") == 1
+    assert result.stderr.count("Discovered single-rank (no launcher) settings") == 1

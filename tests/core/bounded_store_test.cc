@@ -80,8 +80,8 @@ TEST(BoundedStore, CallsToStoppedStoreTimeOut) {
     const Status first = store.set("key", "value");
     EXPECT_GE(monotonic_ns() - began_ns, 1'200'000'000);
     EXPECT_EQ(first.code(), Code::kResource);
-    EXPECT_NE(first.message().find("timed out: the store through which ranks meet did not answer "
-                                   "within 200 ms (set key 'key')"),
+    EXPECT_NE(first.message().find("timed out after 200 ms: the store through which ranks meet "
+                                   "did not answer (set key 'key')"),
               std::string::npos)
         << first.message();
     EXPECT_EQ(store.has("key").status().message(), first.message());

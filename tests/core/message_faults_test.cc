@@ -288,7 +288,7 @@ TEST(MessageFaults, PendingInPlaceSendAtShutdownIsNotReceived) {
       group[0]->send(tensor.data, kCount, DType::kInt64, 1, 0, nullptr, milliseconds(0));
   EXPECT_FALSE(sent->done());  // not read yet
   EXPECT_TRUE(group[0]->shutdown().ok());
-  expect_failure(sent->wait(), Code::kAborted, {"closed"});
+  expect_failure(sent->wait(), Code::kAborted, {"destroyed"});
   std::fill(tensor.data, tensor.data + kCount, 6);
   std::vector<int64_t> in(kCount);
   expect_failure(

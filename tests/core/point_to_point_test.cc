@@ -790,7 +790,8 @@ TEST(PointToPoint, ClosedGroupFailsItsOperationsAndFreesTheChannel) {
   EXPECT_FALSE(receive->done());
   zero.close();
   expect_failure(receive->wait(), Code::kAborted, {"group 'g1'"});
-  expect_failure(zero.receive_number(&number, 1)->wait(), Code::kAborted, {"group 'g1'", "closed"});
+  expect_failure(zero.receive_number(&number, 1)->wait(), Code::kAborted,
+                 {"group 'g1'", "destroyed"});
   // The partly sent message is removed, buffered ones are dropped, and the channel serves others.
   expect_numbers_pass(world, 1, 0, 2);
   expect_numbers_pass(world, 0, 1, 2);
@@ -809,8 +810,9 @@ TEST(PointToPoint, ClosedGroupWakesWaitingThreads) {
   // One of them sleeps on the doorbell, the other until the first has made progress.
   std::thread waiting[2];
   for (int k : {0, 1})
-    waiting[k] = std::thread(
-        [&, k] { expect_failure(receives[k]->wait(), Code::kAborted, {"group 'g1'", "closed"}); });
+    waiting[k] = std::thread([&, k] {
+      expect_failure(receives[k]->wait(), Code::kAborted, {"group 'g1'", "destroyed"});
+    });
   std::this_thread::sleep_for(milliseconds(20));
   zero.close();
   for (std::thread& thread : waiting) thread.join();

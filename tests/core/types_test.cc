@@ -125,7 +125,7 @@ TEST(Types, EveryUnsupportedPairIsRefusedWithBothNames) {
 
 TEST(Types, RefusalNamesTheRemedy) {
   EXPECT_EQ(check_reduction({DType::kInt32, ReduceOp::kAvg}).message(),
-            "AVG of int32 has no meaning; use SUM and divide, or a floating dtype");
+            "AVG of int32 has no meaning; use a floating dtype (integers: SUM and divide)");
   EXPECT_EQ(check_reduction({DType::kFloat8E4M3FN, ReduceOp::kSum}).message(),
             "SUM of float8_e4m3fn is not supported: float8 can be moved but not reduced; convert "
             "to bfloat16 first");
@@ -136,7 +136,7 @@ TEST(Types, RefusalNamesTheRemedy) {
             "BXOR of float32 has no meaning; bitwise operators take bool and integers; view the "
             "tensor as an integer dtype of the same size");
   EXPECT_EQ(check_reduction({DType::kBool, ReduceOp::kPremulSum}).message(),
-            "PREMUL_SUM of bool has no meaning; use SUM and multiply, or a floating dtype");
+            "PREMUL_SUM of bool has no meaning; use a floating dtype (integers: SUM and scale)");
 }
 
 TEST(Types, UnknownDTypesAndOperatorsAreRefused) {

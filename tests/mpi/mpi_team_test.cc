@@ -558,7 +558,7 @@ TEST(MpiTeam, MismatchedSplitSizesAreShown) {
     if (status.ok()) status = team.barrier(within_ms(60000));
     EXPECT_EQ(status.code(), Code::kMismatch);
     const std::string expected = job.name_of(last) + " sends 6 elements to " + job.name_of(0) +
-                                 ", which expects 5; make the split sizes of both equal";
+                                 ", which expects 5; make both equal";
     EXPECT_EQ(status.message().substr(0, expected.size()), expected);
   });
 }

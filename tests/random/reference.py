@@ -751,7 +751,7 @@ class Judge:
         elif "timed out" in text and operation.place >= self.model.place_of_patience:
             pass
         elif kind == "leave" and operation.rank == self.model.faulty:
-            if "was closed" not in text and not self.other_cause(operation, text):
+            if "was destroyed" not in text and not self.other_cause(operation, text):
                 self.blame(operation.rank, f"{name}: the error is not of the leaving: {text}")
         elif kind in ("kill", "kill_at", "exit", "raise", "leave"):
             pid = self.pid_of(self.model.faulty)

@@ -94,7 +94,9 @@ def _different_shapes_case() -> None:
     with pytest.raises(RuntimeError, match=r"\[3, 4\].*\[3, 5\]|\[3, 5\].*\[3, 4\]"):
         dist.all_reduce(torch.sparse_coo_tensor([[0], [1]], [1.0], shape), group=group)
     # The mismatch ended the group.
-    with pytest.raises(RuntimeError, match="ended earlier: .*pass the same shape and dtype"):
+    with pytest.raises(
+        RuntimeError, match="ended earlier: .*pass the same shape, dtype and number"
+    ):
         dist.barrier(group=group)
 
 

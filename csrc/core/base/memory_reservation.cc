@@ -151,7 +151,7 @@ void log_once(const std::string& path, int error) {
 Status refusal(const MemoryLimit& limit, int64_t others_bytes, size_t bytes) {
   std::string others;
   if (others_bytes > 0)
-    others = ", of which other processes are taking " + std::to_string(others_bytes);
+    others = ", of which other processes have reserved " + std::to_string(others_bytes);
   return make_status(Code::kResource, "{} leaves {} bytes{}; {} are needed, and {} must stay free",
                      limit.source, limit.available_bytes, others, bytes,
                      MemoryReservation::spare_bytes(bytes));
@@ -251,7 +251,7 @@ Result<MemoryReservation> MemoryReservation::make(size_t bytes, const std::strin
       changed_ns = now;
     } else if (now - changed_ns > kStaleNs) {
       distrust().is_stale(others.path, others.bytes);
-      log_line(LogLevel::kWarn, "{}; they took none for a second, so their reservation is ignored",
+      log_line(LogLevel::kWarn, "{}; the others took none of it for a second and are ignored",
                why.message());
     }
     std::this_thread::sleep_for(kPause * (1 + random_number() % 4));

@@ -35,7 +35,7 @@ Status Listener::open() {
   token_ = format_text("{:016x}{:016x}", token[0], token[1]);
   Status last(Code::kUnsupported, own_name() +
                                       " has no network at which other hosts could reach "
-                                      "it: no interface but loopback is up");
+                                      "it: no interface but loopback is up and has an address");
   if (auto allowed = select_networks(own_interfaces(), request_.settings.ifname); !allowed.ok())
     last = Status(allowed.status().code(), own_name() + ": " + allowed.status().message());
   for (const std::string& address :

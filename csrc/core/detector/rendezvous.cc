@@ -16,6 +16,7 @@
 #include "core/base/format.h"
 #include "core/base/packer.h"
 #include "core/detector/connector.h"
+#include "core/detector/flooding.h"
 #include "core/detector/links.h"
 #include "core/detector/listener.h"
 #include "core/store/store_exchange.h"
@@ -148,9 +149,7 @@ Status Rendezvous::check() {
   if (failure.code() == Code::kTimeout)
     for (const auto& [rank, peer] : peers_)
       if (peer.connector)
-        return error(peer.connector->unreachable(
-            Code::kTimeout, format_text("timed out after {}, in which it could not connect",
-                                        deadline_.timeout_text())));
+        return error(peer.connector->unreachable(Code::kTimeout, "could not connect in time"));
   DSCOMM_RETURN_IF_ERROR(failure);
   return was_over && is_over_ ? timed_out() : Status();
 }
@@ -252,8 +251,7 @@ Status Rendezvous::listen_to(int rank, Peer& peer) {
   while (!is_started_ && peer.connection.next(&message))
     DSCOMM_RETURN_IF_ERROR(handle(rank, peer, message));
   if (is_started_ || !peer.connection.ended()) return {};
-  return error(Status(Code::kPeerDied,
-                      name(rank) + " died or exited while the members connected" + kDeathAdvice));
+  return error(describe_loss(name(rank), peer.connection.error()));
 }
 
 Status Rendezvous::handle(int rank, Peer& peer, const Message& message) {
@@ -294,8 +292,7 @@ std::string Rendezvous::awaited() const {
   for (const auto& [rank, peer] : peers_)
     if (!peer.is_up && !peer.is_ready)
       return name(rank) +
-             ", which is connected, to report that the ranks it waits for are, too; see "
-             "whether it is stopped";
+             ", which is connected, but does not say that it is ready; see whether it is stopped";
   return "";
 }
 

@@ -361,7 +361,7 @@ class FormationRun {
     return make_status(Code::kResource,
                        "{} {} on this host need {} bytes of shared memory, and {} must stay free, "
                        "but {} leaves {}, as {} found; give the job more memory or lower "
-                       "DSCOMM_STAGING_BYTES",
+                       "DSCOMM_STAGING_BYTES and DSCOMM_STAGING_CHUNK_BYTES on rank 0",
                        ranks, ranks == 1 ? "rank" : "ranks", bytes, spare_bytes, limit.source,
                        limit.available_bytes, name_rank(request_.rank));
   }

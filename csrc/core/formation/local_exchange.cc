@@ -281,7 +281,7 @@ Result<LocalMessage> LocalMember::await(const GiveUpCheck& check, const Deadline
     if (!reason.ok() && monotonic_ns() >= answer_by_ns) return reason;
     if (!is_over) continue;
     if (!reason.ok()) return reason;
-    reason = make_status(Code::kTimeout, "timed out after {} waiting for {}, which does not answer",
+    reason = make_status(Code::kTimeout, "timed out after {} waiting for {}; see if it is stopped",
                          deadline.timeout_text(), leader_);
     report_failure(reason);
     return reason;

@@ -367,7 +367,7 @@ Status Modex::collect() {
     DSCOMM_RETURN_IF_ERROR(check());
     if (is_over)
       return make_status(Code::kTimeout,
-                         "timed out after {} waiting for {} to join it; see whether it has "
+                         "timed out after {} waiting for {} to join; see whether each has "
                          "started and makes this call; call new_group() with the same "
                          "members and in the same order on all ranks",
                          deadline_.timeout_text(), missing());

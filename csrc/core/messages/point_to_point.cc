@@ -294,7 +294,7 @@ void PointToPoint::close_port(uint32_t number) {
               group.abort(status.ok() ? describe_leaving(group) : status);
         if (status.ok())
           status = Status(Code::kAborted,
-                          "group '" + group.name + "' was closed before this operation was done");
+                          "group '" + group.name + "' was destroyed before this ended; wait first");
       }
       end_port(port, status, &finished);
       ports_.erase(found);
@@ -315,7 +315,7 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
     if (stopping_ || port == nullptr) {
       transfer->is_finished = true;
       finished.push_back({transfer, Status(Code::kAborted, "group '" + transfer->group->name +
-                                                               "' has been closed on this rank")});
+                                                               "' was destroyed on this rank")});
     } else {
       connect_members(*port);
       port->pending.insert(transfer);

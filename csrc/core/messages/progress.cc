@@ -251,9 +251,9 @@ void PointToPoint::end_abandoned(const MessagePtr& message, FinishedTransfers* f
       fail_group(*port, cause, finished);
     } else {
       // Does not fail the group yet: the root cause may be on its way, or lost with a dead process.
-      port->set_pending_cause(make_status(Code::kAborted, "{}: {} gave up its send half-way",
-                                          receive->describe(),
-                                          receive->group->name_member(message->source)));
+      port->set_pending_cause(
+          make_status(Code::kAborted, "{}: {} gave up its send half-way; see why in its output",
+                      receive->describe(), receive->group->name_member(message->source)));
     }
     return;
   }

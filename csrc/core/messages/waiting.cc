@@ -39,7 +39,7 @@ void PointToPoint::flush(std::chrono::milliseconds limit) {
 
 Status PointToPoint::start_worker(const PointToPointGroup& group) {
   if (!worker_.joinable()) {
-    Result<std::thread> worker = start_thread("point-to-point", [this] { work(); });
+    Result<std::thread> worker = start_thread("the worker for messages", [this] { work(); });
     if (!worker.ok())
       return make_status(worker.status().code(), "rank {} of group '{}': {}", group.rank,
                          group.name, worker.status().message());

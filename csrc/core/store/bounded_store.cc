@@ -127,9 +127,9 @@ Status BoundedStore::run(const char* what, const std::string& key, const Deadlin
     static std::atomic<bool> has_warned{false};
     if (!has_warned.exchange(true, std::memory_order_relaxed))
       log_line(LogLevel::kWarn,
-               "cannot start the thread that limits the time of calls of the store through which "
-               "ranks meet: they have no time limit now; raise ulimit -u, ulimit -v or the memory "
-               "limit");
+               "requests to the store through which ranks meet have no time limit now, because a "
+               "thread for them cannot be started; raise ulimit -u, ulimit -v or the cgroup's "
+               "pids.max");
     body();
     return {};
   }
@@ -140,7 +140,7 @@ Status BoundedStore::run(const char* what, const std::string& key, const Deadlin
     return {};
   }
   lost_ = make_status(Code::kResource,
-                      "timed out: the store through which ranks meet did not answer within {} "
+                      "timed out after {}: the store through which ranks meet did not answer "
                       "({} key '{}'); check that the process that serves the store is running, and "
                       "that its host can be reached",
                       bound.timeout_text(), what, key);

@@ -54,7 +54,7 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
       const std::string others = missing(step);
       decision = fail_or_read(
           decided,
-          timed_out(others.empty() ? request_.name(0) + " to say what was agreed on" : others));
+          timed_out(others.empty() ? request_.name(0) + ", which does not answer" : others));
     }
     decided_ = decided;
     if (!decision.ok()) return decision;

@@ -137,7 +137,7 @@ Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
     buffer.bytes = buffer.memory == nullptr ? 0 : bytes;
     if (buffer.memory == nullptr)
       return make_status(Code::kResource,
-                         "a rank's host lacks {} bytes for staging; free memory there", bytes);
+                         "a rank got no {} bytes of memory; free memory on its host", bytes);
   }
   return buffer.memory.get();
 }

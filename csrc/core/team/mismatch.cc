@@ -11,10 +11,9 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
   if (mine.number() != theirs.number())
     their_text += format_text(" as call #{}", theirs.number());
   else if (my_text == their_text)
-    their_text += mine.is_planned ? " with another match_id"
-                  : mine.parent_number != 0
-                      ? " with other counts for the ranks, or after other calls"
-                      : " with other counts for the ranks";
+    their_text += format_text(" with {}{}",
+                              mine.is_planned ? "another match_id" : "other counts for the ranks",
+                              mine.parent_number != 0 ? ", or after other calls" : "");
   return format_text("{} as call #{}: {} called {}, {} called {}{}", kDifferentCalls, mine.number(),
                      my_name, my_text, their_name, their_text, kMakeSameCalls);
 }

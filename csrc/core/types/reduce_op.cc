@@ -51,7 +51,7 @@ Status check_reduction(const Reduction& reduction) {
                      "floating dtype");
     case ReduceOp::kAvg:
       if (has_fractions) return {};
-      return refused(reduction, "has no meaning; use SUM and divide, or a floating dtype");
+      return refused(reduction, "has no meaning; use a floating dtype (integers: SUM and divide)");
     case ReduceOp::kBand:
     case ReduceOp::kBor:
     case ReduceOp::kBxor:
@@ -61,7 +61,7 @@ Status check_reduction(const Reduction& reduction) {
                      "an integer dtype of the same size");
     case ReduceOp::kPremulSum:
       if (has_fractions) return {};
-      return refused(reduction, "has no meaning; use SUM and multiply, or a floating dtype");
+      return refused(reduction, "has no meaning; use a floating dtype (integers: SUM and scale)");
   }
   return {};  // Not reached: op was checked to be in range.
 }

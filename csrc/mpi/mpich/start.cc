@@ -132,9 +132,8 @@ class MpichStart final : public MpiStart {
     std::string chosen = environment_value("FI_TCP_IFACE");
     if (chosen.empty()) chosen = interface_;
     if (chosen.empty())
-      return "MPI chooses the network by itself; DSCOMM_IFNAME can name the interface that joins "
-             "the hosts";
-    return "over TCP MPI uses " + chosen + "; DSCOMM_IFNAME can name another interface";
+      return "MPI chooses the network by itself; FI_TCP_IFACE can name that between the hosts";
+    return "over TCP MPI uses " + chosen + "; FI_TCP_IFACE can name another interface";
   }
 
   void close_descriptors() override {

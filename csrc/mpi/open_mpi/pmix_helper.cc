@@ -267,7 +267,7 @@ Status PmixHelper::State::take_messages() {
     if (status.ok()) status = begin(std::move(fence));
   }
   if (!status.ok() || open) return status;
-  return Status(Code::kPeerDied, "dscomm-pmix has gone, which serves PMIx to the ranks of host " +
+  return Status(Code::kPeerDied, "dscomm-pmix has ended; see whether it was killed on host " +
                                      description.hosts[description.own_host].name);
 }
 
@@ -423,7 +423,7 @@ void PmixHelper::quit() {
     service_.join();
     return;
   }
-  log_line(LogLevel::kWarn, "the store does not answer; the thread that asks it is left behind");
+  log_line(LogLevel::kWarn, "the store does not answer; a thread of dscomm still waits for it");
   service_.detach();
   left_behind_ = true;
 }

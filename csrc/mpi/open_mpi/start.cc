@@ -142,9 +142,9 @@ class OpenMpiStart final : public MpiStart {
     if (chosen.empty()) chosen = networks_told_;
     if (chosen.empty()) chosen = file_value("btl_tcp_if_include");
     if (chosen.empty())
-      return "MPI chooses the networks by itself; DSCOMM_IFNAME can name the interface that joins "
-             "the hosts";
-    return format_text("over TCP MPI uses {}; DSCOMM_IFNAME can name another interface", chosen);
+      return "MPI chooses the networks by itself; see Open MPI's btl_tcp_if_include and _exclude";
+    return format_text("over TCP MPI uses {}; OMPI_MCA_btl_tcp_if_include or DSCOMM_IFNAME sets it",
+                       chosen);
   }
 
   void leave() override {

@@ -35,7 +35,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
         if (theirs[me] != expected)
           return mailboxes_->fail(Code::kMismatch,
                                   format_text("{} sends {} elements to {}, which expects {}; make "
-                                              "the split sizes of both equal",
+                                              "both equal",
                                               mailboxes_->name_member(k), theirs[me],
                                               mailboxes_->name_member(rank()), expected));
         begins[k] = total_count(theirs.first(me)) * element_bytes;

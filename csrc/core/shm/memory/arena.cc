@@ -142,8 +142,9 @@ Result<uint64_t> Arena::allocate_locked(size_t bytes) {
 Status Arena::full_locked() const {
   const bool has_late_readers = !lent_.empty() || !pending_.empty();
   return make_status(
-      Code::kResource, "the arena of {} bytes is full{}; raise DSCOMM_ARENA_BYTES or {}", size(),
-      has_late_readers ? " of data that other ranks have not read yet" : "",
+      Code::kResource,
+      "the arena of {} bytes is full{}; raise DSCOMM_ARENA_BYTES (and ulimit -f or -v) or {}",
+      size(), has_late_readers ? " of data that other ranks have not read yet" : "",
       has_late_readers ? "have fewer calls in flight" : "destroy groups that are done");
 }
 

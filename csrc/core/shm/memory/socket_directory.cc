@@ -221,7 +221,7 @@ void SocketDirectory::answer(int connection) {
   if (own_pidfd_.valid()) descriptors[count++] = own_pidfd_.get();
   if (pool_ != nullptr) descriptors[count++] = pool_->fd();
   if (!send_with_descriptors(connection, reply, descriptors, count))
-    log_line(LogLevel::kWarn, "handing the arena to a peer failed: {}", std::strerror(errno));
+    log_line(LogLevel::kWarn, "sharing memory with a rank failed: {}", std::strerror(errno));
 }
 
 Directory::Attached SocketDirectory::attach(const PeerAddress& address, const Deadline& deadline) {

@@ -43,15 +43,15 @@ Result<std::byte*> TensorPool::allocate(size_t bytes) {
   if (inherited_.load(std::memory_order_relaxed))
     return Status(Code::kUnsupported, "the pool belongs to the parent of this process");
   if (bytes > size())
-    return make_status(Code::kResource, "the pool holds {} bytes; raise DSCOMM_POOL_BYTES", size());
+    return make_status(Code::kResource, "more than the pool of {} bytes (DSCOMM_POOL_BYTES)",
+                       size());
   bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
   std::lock_guard lock(mutex_);
   std::optional<uint64_t> offset = space_.take(bytes);
   if (!offset) {
     if (!space_.has_room(bytes))
       return make_status(Code::kResource,
-                         "the pool of {} bytes is full; raise DSCOMM_POOL_BYTES or free tensors",
-                         size());
+                         "the pool of {} bytes (DSCOMM_POOL_BYTES) is full; free tensors", size());
     DSCOMM_RETURN_IF_ERROR(space_.grow(bytes));
     offset = space_.take(bytes);
   }
