@@ -34,8 +34,8 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
         DSCOMM_ASSIGN_OR_RETURN(const Counts theirs, staging_->read_table(k));
         if (theirs[me] != expected)
           return mailboxes_->fail(Code::kMismatch,
-                                  format_text("{} sends {} elements to {}, which expects {}; make "
-                                              "both equal",
+                                  format_text("{} sends {} elements to {}, which expects {}; "
+                                              "make both equal",
                                               mailboxes_->name_member(k), theirs[me],
                                               mailboxes_->name_member(rank()), expected));
         begins[k] = total_count(theirs.first(me)) * element_bytes;
